@@ -1,0 +1,170 @@
+"""Run folders: one training job each, readable at any moment, also when its job was killed.
+
+Every file but the append-only logs is written to a temporary name and renamed, so a reader never meets half a file.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lfhelpers.errors import LfError, nearest
+from lfhelpers.recipe import Recipe, recipe
+
+STATES = ("running", "done", "failed", "stopped")
+
+
+def root() -> Path:
+    """The folder of all runs: $LFHELPERS_RUNS, or `runs` of the project's checkout, or `runs` of the current folder."""
+    if folder := os.environ.get("LFHELPERS_RUNS"):
+        return Path(folder).absolute()
+    return project() / "runs"
+
+
+def project() -> Path:
+    """The checkout that the package was installed from, or the current folder where there is none."""
+    checkout = Path(__file__).resolve().parents[1]
+    return checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that the run was started with."""
+        return recipe(self.path / "recipe.toml")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """state (running, done, failed, stopped), reason, time; a running run whose supervisor is gone is stopped."""
+        status = self.read("status.json") or {"state": "stopped", "reason": "no status was written"}
+        if status["state"] == "running" and not _alive(status.get("pid")):
+            return status | {"state": "stopped", "reason": "the job's process is gone; it was killed"}
+        return status
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Figures of the whole run; empty until it has ended."""
+        return self.read("summary.json") or {}
+
+    def set_status(self, state: str, reason: str = "", pid: int | None = None, **more: Any) -> None:
+        """Record the run's state; `pid` is the process whose end means that a running run was killed."""
+        assert state in STATES, state
+        self.write("status.json", {"state": state, "reason": reason, "pid": pid, "time": now(), **more})
+
+    def read(self, name: str) -> Any:
+        """A JSON file of the folder, or None where it isn't there."""
+        path = self.path / name
+        return orjson.loads(path.read_bytes()) if path.exists() else None
+
+    def write(self, name: str, data: Any) -> None:
+        """A JSON file of the folder, replaced in one step."""
+        write_atomic(self.path / name, orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY))
+
+    def append_steps(self, rows: list[dict[str, Any]]) -> None:
+        """Add lines to steps.jsonl, whole lines only."""
+        with (self.path / "steps.jsonl").open("ab") as file:
+            file.write(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of steps.jsonl; a last line cut short by a kill is left out."""
+        path = self.path / "steps.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return [orjson.loads(line) for line in lines]
+
+    def truncate_steps(self, last: int) -> None:
+        """Drop the lines after step `last`, which a resumed run will write again."""
+        rows = [row for row in self.steps() if row["step"] <= last]
+        write_atomic(self.path / "steps.jsonl", b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+
+def create(job: Recipe, name: str | None = None) -> Run:
+    """A new run folder with its recipe in it, named <date>-<time>-<name>-<4 hex>. Raises LfError where it can't be made."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = root() / f"{stamp}-{name or job.name}-{secrets.token_hex(2)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(path) as building:
+            for part in ("logs", "traces", "checkpoints"):
+                (building / part).mkdir()
+            write_atomic(building / "recipe.toml", job.to_toml().encode())
+    except OSError as error:
+        raise LfError(f"no run folder can be made in {path.parent}: {error.strerror}; "
+                      "give another place with LFHELPERS_RUNS.") from error
+    return Run(path)
+
+
+def load(run: str | os.PathLike[str] | Run) -> Run:
+    """A run by its folder, its name under the root, or a unique part of that name."""
+    if isinstance(run, Run):
+        return run
+    path = Path(run)
+    if (path / "recipe.toml").exists():
+        return Run(path.absolute())
+    names = [item.id for item in find()]
+    matches = [name for name in names if str(run) in name]
+    if len(matches) == 1:
+        return Run(root() / matches[0])
+    if matches:
+        raise LfError(f"'{run}' names {len(matches)} runs in {root()}: {', '.join(matches[:4])}; give more of the name.")
+    raise LfError(f"no run '{run}' in {root()}; {nearest(str(run), names) if names else 'there is none yet.'}")
+
+
+def find() -> list[Run]:
+    """All runs under the root, oldest first."""
+    return [Run(path.parent) for path in sorted(root().glob("*/recipe.toml"))]
+
+
+def now() -> str:
+    """The local time with its offset, to the second."""
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name and rename it; a failure leaves the old file as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, that takes the name `path` only when the block ends well; nothing is left otherwise."""
+    building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    building.chmod(0o755)
+    try:
+        yield building
+        building.rename(path)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def _alive(pid: int | None) -> bool:
+    return pid is not None and Path(f"/proc/{pid}").exists() if Path("/proc").exists() else pid is not None

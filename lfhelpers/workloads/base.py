@@ -1,0 +1,126 @@
+"""What a workload must offer: the contract between the trainer and what it trains.
+
+A workload of your own is a class with these methods; it need not inherit from anything. `find` builds it from the recipe.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from lfhelpers.errors import LfError, nearest
+from lfhelpers.recipe import Recipe
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The members of a shard's sample that a workload reads, by extension.
+
+    `images` are decoded by the data engine to `size` x `size` pixels and arrive as batch["images"],
+    [B, len(images), size, size, 3] uint8 (or float32 in -1..1, already normalised); `others` go to `sample` as bytes.
+    """
+
+    images: tuple[str, ...]
+    size: int
+    others: tuple[str, ...]
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """What is trained. Built once a process from the recipe: `MyWorkload(recipe)`."""
+
+    fields: Fields
+
+    def model(self) -> nn.Module:
+        """The model, built on torch's current default device, with requires_grad set as it is to be trained."""
+        ...
+
+    def sample(self, members: Mapping[str, bytes]) -> dict[str, Tensor]:
+        """One sample's tensors from its non-image members, each of a fixed shape; the engine stacks them into [B, ...]."""
+        ...
+
+    def draws(self, samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """All randomness of the loss for `samples` samples, [samples, ...] each, drawn from `generator` on its device."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch, draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(sum, weight): 0-dim tensors whose ratio is the loss, so that micro-batches and ranks add up exactly.
+
+        batch holds "images", the stacked tensors of `sample`, "ids" int64 [B] and "valid" float32 [B];
+        a sample whose valid is 0 must add nothing to either. `model` may be wrapped by DDP: call it, don't reach into it.
+        """
+        ...
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """The repeated blocks that compilation and checkpointing work on."""
+        ...
+
+    def evaluate(self, model: nn.Module, samples: int, device: torch.device) -> dict[str, float]:
+        """Quality on held-out data; the model is unwrapped and in eval mode, under no_grad and the recipe's autocast."""
+        ...
+
+    def flops_per_sample(self) -> float:
+        """FLOPs of forward and backward of one sample, recomputation not counted, frozen parts forward only."""
+        ...
+
+    def default_lr(self) -> float:
+        """The peak learning rate where the recipe gives none."""
+        ...
+
+
+def find(job: Recipe) -> Workload:
+    """The recipe's workload, built. Raises LfError where it can't be found or lacks a method."""
+    use = job.workload.use
+    if use == "vla":
+        use = "lfhelpers.workloads.vla.workload:Vla"
+    location, colon, name = use.rpartition(":")
+    if not colon:
+        raise LfError(f"workload.use = '{use}' names no workload: write vla, path/to/file.py:MyWorkload or package.module:MyWorkload.")
+    kind = getattr(_module(location), name, None)
+    if kind is None:
+        known = [key for key in vars(_module(location)) if not key.startswith("_")]
+        raise LfError(f"workload.use: {location} has no '{name}'; {nearest(name, known)}")
+    workload = kind(job)
+    missing = [key for key in _members(Workload) if not hasattr(workload, key)]
+    if missing:
+        raise LfError(f"workload {name} in {location} lacks {', '.join(missing)}; notebook 08 shows what each must do.")
+    return workload
+
+
+def default_blocks(model: nn.Module) -> list[nn.Module]:
+    """The members of every nn.ModuleList that holds two or more modules of one class: what most models repeat."""
+    return [block for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1
+            and len({type(item) for item in module}) == 1 for block in module]
+
+
+def _module(location: str) -> ModuleType:
+    if not location.endswith(".py"):
+        try:
+            return importlib.import_module(location)
+        except ModuleNotFoundError as error:
+            raise LfError(f"workload.use: no module '{error.name}'; install it, or give the path of a .py file.") from error
+    path = Path(location).absolute()
+    if not path.exists():
+        raise LfError(f"workload.use: no file {path}.")
+    name = f"lfhelpers_user_{path.stem}"
+    if name not in sys.modules:
+        spec: Any = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # before exec: data workers pickle its classes by name
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def _members(protocol: type) -> list[str]:
+    return [*protocol.__annotations__, *(key for key, value in vars(protocol).items()
+                                         if callable(value) and not key.startswith("_"))]
