@@ -27,8 +27,9 @@ Batch = dict[str, Tensor]
 class Fields:
     """The members of a shard's sample that a workload reads, by extension.
 
-    `images` are decoded by the data engine to `size` x `size` pixels and arrive as batch["images"],
-    [B, len(images), size, size, 3] uint8 (or float32 in -1..1, already normalised); `others` go to `sample` as bytes.
+    `images` are decoded by the data engine to `size` x `size` pixels and arrive as batch["images"]: uint8
+    [B, len(images), size, size, 3], or, from an engine that normalises, float32 [B, len(images), 3, size, size] in -1..1.
+    `others` go to `sample` as bytes.
     """
 
     images: tuple[str, ...]
