@@ -212,7 +212,7 @@ class Recipe(Section):
         return self
 
     def with_(self, *overrides: str, **fields: Any) -> Recipe:
-        """A changed copy: dotted strings such as "ddp.bucket_mb=100", and top-level fields as keywords."""
+        """A changed copy: strings such as "ddp.bucket_mb=100", and fields by (dotted) keyword: `**{"ddp.bucket_mb": 100}`."""
         data = self.model_dump()
         for text in overrides:
             path, value = parse_override(text)
@@ -285,18 +285,18 @@ def _base(source: str | Path | Recipe) -> Recipe:
         return source
     if str(source) in NAMED:
         data: dict[str, Any] = {"name": str(source)}
-        for path, value in NAMED[str(source)].items():
-            _put(data, path, value)
+        for field, value in NAMED[str(source)].items():
+            _put(data, field, value)
         return _validated(data)
-    path = Path(source)
-    if path.suffix != ".toml":
+    file = Path(source)
+    if file.suffix != ".toml":
         raise LfError(f"no recipe is named '{source}'; {nearest(str(source), NAMED)} A file must end in .toml.")
     try:
-        return _validated(tomllib.loads(path.read_text()))
+        return _validated(tomllib.loads(file.read_text()))
     except OSError as error:
-        raise LfError(f"recipe file {path} can't be read: {error.strerror}.") from error
+        raise LfError(f"recipe file {file} can't be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LfError(f"recipe file {path} is no TOML: {error}.") from error
+        raise LfError(f"recipe file {file} is no TOML: {error}.") from error
 
 
 def _validated(data: Mapping[str, Any]) -> Recipe:

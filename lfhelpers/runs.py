@@ -99,7 +99,7 @@ class Run:
 
 
 def create(job: Recipe, name: str | None = None) -> Run:
-    """A new run folder with its recipe in it, named <date>-<time>-<name>-<4 hex>. Raises LfError where it can't be made."""
+    """A new run folder holding its recipe, named <date>-<time>-<name>-<4 hex>; LfError where none can be made."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = root() / f"{stamp}-{name or job.name}-{secrets.token_hex(2)}"
     try:
@@ -126,7 +126,7 @@ def load(run: str | os.PathLike[str] | Run) -> Run:
     if len(matches) == 1:
         return Run(root() / matches[0])
     if matches:
-        raise LfError(f"'{run}' names {len(matches)} runs in {root()}: {', '.join(matches[:4])}; give more of the name.")
+        raise LfError(f"'{run}' names {len(matches)} runs in {root()}: {', '.join(matches[:4])}; give more of it.")
     raise LfError(f"no run '{run}' in {root()}; {nearest(str(run), names) if names else 'there is none yet.'}")
 
 

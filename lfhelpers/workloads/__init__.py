@@ -1,0 +1,1 @@
+"""Workloads: what is trained. `vla` is built in; a class of your own works as well."""

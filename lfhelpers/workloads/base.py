@@ -1,6 +1,6 @@
 """What a workload must offer: the contract between the trainer and what it trains.
 
-A workload of your own is a class with these methods; it need not inherit from anything. `find` builds it from the recipe.
+A workload of your own is a class with these methods; it need not inherit from anything. `find` builds it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ class Fields:
     """The members of a shard's sample that a workload reads, by extension.
 
     `images` are decoded by the data engine to `size` x `size` pixels and arrive as batch["images"]: uint8
-    [B, len(images), size, size, 3], or, from an engine that normalises, float32 [B, len(images), 3, size, size] in -1..1.
+    [B, V, size, size, 3] for V images, or, from an engine that normalises, float32 [B, V, 3, size, size] in -1..1.
     `others` go to `sample` as bytes.
     """
 
@@ -48,18 +49,18 @@ class Workload(Protocol):
         ...
 
     def sample(self, members: Mapping[str, bytes]) -> dict[str, Tensor]:
-        """One sample's tensors from its non-image members, each of a fixed shape; the engine stacks them into [B, ...]."""
+        """One sample's tensors from its non-image members, of fixed shapes; the engine stacks them into [B, ...]."""
         ...
 
     def draws(self, samples: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """All randomness of the loss for `samples` samples, [samples, ...] each, drawn from `generator` on its device."""
+        """All randomness of the loss, [samples, ...] each, drawn from `generator` on its device."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch, draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """(sum, weight): 0-dim tensors whose ratio is the loss, so that micro-batches and ranks add up exactly.
 
         batch holds "images", the stacked tensors of `sample`, "ids" int64 [B] and "valid" float32 [B];
-        a sample whose valid is 0 must add nothing to either. `model` may be wrapped by DDP: call it, don't reach into it.
+        a sample whose valid is 0 must add nothing to either. `model` may be wrapped by DDP: call it, as it is.
         """
         ...
 
@@ -68,7 +69,7 @@ class Workload(Protocol):
         ...
 
     def evaluate(self, model: nn.Module, samples: int, device: torch.device) -> dict[str, float]:
-        """Quality on held-out data; the model is unwrapped and in eval mode, under no_grad and the recipe's autocast."""
+        """Quality on held-out data; the model is unwrapped and in eval mode, under no_grad and autocast."""
         ...
 
     def flops_per_sample(self) -> float:
@@ -87,7 +88,8 @@ def find(job: Recipe) -> Workload:
         use = "lfhelpers.workloads.vla.workload:Vla"
     location, colon, name = use.rpartition(":")
     if not colon:
-        raise LfError(f"workload.use = '{use}' names no workload: write vla, path/to/file.py:MyWorkload or package.module:MyWorkload.")
+        raise LfError(f"workload.use = '{use}' names no workload: write vla, path/to/file.py:MyWorkload "
+                      "or package.module:MyWorkload.")
     kind = getattr(_module(location), name, None)
     if kind is None:
         known = [key for key in vars(_module(location)) if not key.startswith("_")]
@@ -110,14 +112,14 @@ def _module(location: str) -> ModuleType:
         try:
             return importlib.import_module(location)
         except ModuleNotFoundError as error:
-            raise LfError(f"workload.use: no module '{error.name}'; install it, or give the path of a .py file.") from error
+            raise LfError(f"workload.use: no module '{error.name}'; install it, or give a .py file's path.") from error
     path = Path(location).absolute()
     if not path.exists():
         raise LfError(f"workload.use: no file {path}.")
-    name = f"lfhelpers_user_{path.stem}"
+    name = f"lfhelpers_user_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name not in sys.modules:
         spec: Any = importlib.util.spec_from_file_location(name, path)
-        sys.modules[name] = importlib.util.module_from_spec(spec)  # before exec: data workers pickle its classes by name
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # before exec, so that its classes pickle by name
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 

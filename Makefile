@@ -1,0 +1,31 @@
+# Every target does its own set-up: a virtual environment in .venv with what pyproject.toml lists, as constraints.txt pins it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: playbook test lint lab setup clean
+
+playbook: setup  ## run all notebooks headless; results and an index page are left in runs/playbook
+	$(BIN)/lfhelpers playbook
+
+test: setup lint  ## all tests
+	$(BIN)/python -m pytest
+
+lint: setup  ## style, types, imports that only go downwards, notebooks without outputs
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/lfhelpers lint
+
+lab: setup  ## JupyterLab on the notebooks
+	$(BIN)/jupyter lab --notebook-dir notebooks
+
+setup: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,182 @@
+"""The command `lfhelpers`. A mistake ends it with one sentence and exit code 2; a failed job or notebook with 1."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lfhelpers.errors import LfError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Cut a training run to half its time, and prove that quality did not change.")
+recipe_app = typer.Typer(no_args_is_help=True, help="Show and compare recipes.")
+data_app = typer.Typer(no_args_is_help=True, help="Make and check datasets.")
+app.add_typer(recipe_app, name="recipe")
+app.add_typer(data_app, name="data")
+
+Overrides = Annotated[list[str] | None, typer.Argument(
+    help="recipe=NAME or FILE.toml, and fields to change: workload.size=small batch.micro=32", show_default=False)]
+
+
+@app.command()
+def launch(
+    overrides: Overrides = None,
+    nproc: Annotated[int, typer.Option(help="Processes on this host, one a GPU.")] = 1,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; the same as steps=N.")] = None,
+    resume: Annotated[str | None, typer.Option(help="A run to continue from its newest checkpoint.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the ranks' meeting point; a free one if none is given.")] = None,
+) -> None:
+    """Train a recipe in a run folder of its own, through torchrun, and show where its steps' time went."""
+    from lfhelpers.diagnose import diagnose
+    from lfhelpers.launch import launch as start
+
+    job = _recipe([*(overrides or []), *([f"steps={steps}"] if steps is not None else [])])
+    run = start(job, nproc, resume=resume, port=port)
+    print(diagnose(run).table())
+    print(f"run folder: {run.path}")
+
+
+@app.command()
+def runs(count: Annotated[int, typer.Option(help="How many of the newest to list.")] = 20) -> None:
+    """List the newest runs with their state and speed."""
+    from lfhelpers.runs import find, root
+
+    table = Table("run", "state", "ranks", "samples/s", "step ms", "data wait %", "reason", title=f"runs in {root()}")
+    for run in find()[-count:]:
+        summary, status = run.summary, run.status
+        figures = ["", "", "", ""]
+        if summary:
+            figures = [str(summary["ranks"]), f"{summary['samples_per_s']:.1f}", f"{summary['step_ms']['median']:.1f}",
+                       f"{summary['report']['percent']['data_wait']:.1f}"]
+        table.add_row(run.id, status["state"], *figures, status["reason"])
+    Console().print(table)
+
+
+@app.command()
+def watch(run: Annotated[str, typer.Argument(help="A run's name, or part of it.")]) -> None:
+    """Follow a running job from another shell; it is not touched."""
+    from lfhelpers.launch import watch as follow
+
+    follow(run)
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(help="A run's name, or part of it.")],
+    against: Annotated[str | None, typer.Argument(help="A second run to set beside it.")] = None,
+) -> None:
+    """Where the time of a run's steps went, and what to do about it."""
+    from lfhelpers.diagnose import compare, diagnose
+
+    print(diagnose(run).table() if against is None else compare(run, against))
+
+
+@app.command()
+def doctor(
+    data: Annotated[Path | None, typer.Option(help="Folder whose disk is measured; the runs' own if none is given.")] = None,
+    quick: Annotated[bool, typer.Option(help="Leave out the disk measurement.")] = False,
+) -> None:
+    """What this machine has, what doesn't fit together, and the fix."""
+    from lfhelpers.diagnose.doctor import examine, render
+
+    raise typer.Exit(render(examine(data, quick)))
+
+
+@app.command()
+def playbook(
+    names: Annotated[list[str] | None, typer.Argument(help="Which notebooks, by number or name; all if none is given.")] = None,
+    parameter: Annotated[list[str] | None, typer.Option("--parameter", "-p", help="name=value of a parameters cell.")] = None,
+    profile: Annotated[str | None, typer.Option(help="smoke or gpu; chosen by the machine if none is given.")] = None,
+    force: Annotated[bool, typer.Option(help="Run what is fresh too.")] = False,
+) -> None:
+    """Execute the notebooks headless; copies, results and HTML are left in runs/playbook."""
+    from lfhelpers.notebook.runner import play
+
+    raise typer.Exit(play(names or None, parameter or [], profile, force=force))
+
+
+@app.command()
+def lint(paths: Annotated[list[Path] | None, typer.Argument(help="Notebooks; all of the project if none is given.")] = None) -> None:
+    """Check notebooks without running them."""
+    from lfhelpers.notebook.lint import check
+
+    raise typer.Exit(check(paths))
+
+
+@recipe_app.command("show")
+def recipe_show(overrides: Overrides = None) -> None:
+    """Print a recipe as TOML."""
+    print(_recipe(overrides or []).to_toml())
+
+
+@recipe_app.command("diff")
+def recipe_diff(left: str, right: str) -> None:
+    """Print the fields in which two recipes differ."""
+    from lfhelpers.recipe import diff, recipe
+
+    table = Table("field", left, right)
+    for field, (a, b) in diff(recipe(left), recipe(right)).items():
+        table.add_row(field, _shown(a), _shown(b))
+    Console().print(table)
+
+
+@data_app.command("make")
+def data_make(
+    out: Annotated[Path | None, typer.Option(help="Folder of the shards; the default dataset's if none is given.")] = None,
+    samples: Annotated[int, typer.Option(min=1)] = 2048,
+    shard_mb: Annotated[float, typer.Option(min=0.1, help="Largest size of a shard.")] = 1024,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all usable cores if none is given.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    distractors: Annotated[int, typer.Option(min=0, max=5, help="Objects beside the named one.")] = 3,
+) -> None:
+    """Render tabletop scenes into shards with index and manifest; an interrupted call is continued by the next."""
+    from lfhelpers.launch.prepare import make_tabletop
+
+    manifest = make_tabletop(out, samples, shard_mb=shard_mb, jobs=jobs, seed=seed, distractors=distractors)
+    print(f"{manifest.samples} samples in {len(manifest.shards)} shards in {manifest.folder}")
+
+
+@data_app.command("check")
+def data_check(
+    folder: Path,
+    sha256: Annotated[bool, typer.Option(help="Read every byte and compare checksums.")] = False,
+) -> None:
+    """Check that a folder's shards are those that its manifest names."""
+    from lfhelpers.data.manifest import Manifest
+
+    manifest = Manifest.load(folder, check="sha256" if sha256 else "sizes")
+    print(f"{folder}: {manifest.samples} samples in {len(manifest.shards)} shards, as its manifest says")
+
+
+def main() -> None:
+    """Entry point: errors that a user can mend are one line on stderr."""
+    from lfhelpers.launch import LaunchError
+
+    try:
+        app()
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    except LfError as error:
+        print(f"lfhelpers: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _recipe(overrides: list[str]):  # type: ignore[no-untyped-def]  # the annotation would import pydantic for --help
+    from lfhelpers.recipe import recipe
+
+    named = [text.partition("=")[2] for text in overrides if text.startswith("recipe=")]
+    if len(named) > 1:
+        raise LfError(f"recipe= is given {len(named)} times; give it once.")
+    return recipe(named[0] if named else "competent", *(text for text in overrides if not text.startswith("recipe=")))
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

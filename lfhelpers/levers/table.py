@@ -1,0 +1,84 @@
+"""The table of levers: what each optimisation changes in the recipe, when it can't be pulled, and what it does to results.
+
+The named recipes are points on this ladder: `as_found` with every lever up to `competent` is `competent`, and with all of
+them it is `full` (a test holds the two files together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lfhelpers.recipe import Recipe, recipe
+
+Equivalence = Literal["exact", "reordered", "changed"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decides whether a lever can be pulled."""
+
+    device: Literal["cpu", "cuda"]
+    ranks: int
+    compiler: bool = True
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One optimisation: the fields it sets, what it does to results, and why it can't be pulled on some machines."""
+
+    name: str
+    why: str
+    fields: Mapping[str, Any]
+    equivalence: Equivalence
+    obstacle: Callable[[Machine], str | None] = lambda machine: None
+
+    def pull(self, job: Recipe) -> Recipe:
+        """The recipe with this lever pulled."""
+        return job.with_(**self.fields)
+
+
+def _needs_gpu(machine: Machine) -> str | None:
+    return None if machine.device == "cuda" else "there is no GPU to copy to"
+
+
+def _needs_ranks(machine: Machine) -> str | None:
+    return None if machine.ranks > 1 else "one rank exchanges no gradients"
+
+
+def _needs_compiler(machine: Machine) -> str | None:
+    return None if machine.compiler else "torch.compile finds no C++ compiler; install g++"
+
+
+COMPETENT = (
+    Lever("workers do all preprocessing", "decode, crop and jitter leave the training process; uint8 crosses to it",
+          {"data.loader": "webdataset", "data.workers": None}, "exact"),
+    Lever("asynchronous copy", "the next batch is copied beside the running step, out of page-locked memory",
+          {"data.pin": True, "data.async_copy": True}, "exact", _needs_gpu),
+    Lever("no wasted logits", "nobody reads the language model's logits", {"workload.compute_logits": False}, "exact"),
+    Lever("shared embodiment weights", "one matrix for all samples of an embodiment, instead of a copy for each",
+          {"workload.per_sample_gather": False}, "reordered"),
+    Lever("fused AdamW", "normalise, clip and update in one kernel", {"optimizer.fused": True}, "reordered"),
+    Lever("lean DDP", "gradients live in the buckets, and no search for unused parameters",
+          {"ddp.bucket_view": True, "ddp.find_unused": False}, "exact", _needs_ranks),
+    Lever("no read in the step", "the loss stays on the device until it is logged", {"log.loss_item": False}, "exact"),
+)
+BEYOND = (
+    Lever("compiled blocks", "small operators of a block become few kernels", {"compile.scope": "blocks"},
+          "reordered", _needs_compiler),
+    Lever("large buckets", "NVLink reaches its rate with 100 MB messages", {"ddp.bucket_mb": 100.0},
+          "reordered", _needs_ranks),
+)
+LEVERS = COMPETENT + BEYOND
+
+
+def ladder(start: Recipe | None = None) -> list[tuple[str, Recipe]]:
+    """(name, recipe) of each rung: `start` (as_found if none is given), then one lever more at a time."""
+    job = start or recipe("as_found")
+    rungs = [("as found", job)]
+    for lever in LEVERS:
+        job = lever.pull(job)
+        rungs.append((f"+ {lever.name}", job))
+    return rungs
+

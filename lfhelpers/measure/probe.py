@@ -1,0 +1,70 @@
+"""One profiled step: how many operators it runs, how often the host reads a value back, and which operators cost most.
+
+The profiler slows the step, so its times are kept out of the statistics; counts are exact at any speed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+# Operators that hand a value of the device to the host: each makes the host wait for all work queued before it.
+HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::_assert_async")
+WORKING_PHASES = ("forward", "backward", "optimizer")
+
+
+class Probe:
+    """A context around one step; `result` afterwards gives the counts."""
+
+    def __init__(self, device: torch.device, step: int) -> None:
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+        self._device = device
+        self._step = step
+        self._profile = profile(activities=activities)
+
+    def __enter__(self) -> Probe:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._profile.__exit__(*error)
+
+    def result(self) -> dict[str, Any]:
+        """Counts of operators by phase, kernels (None without a GPU), host reads, and the ten most costly operators."""
+        events = self._profile.events() or []
+        on_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
+        spans = {name: [event.time_range for event in on_host if event.name == f"lf.{name}"] for name in WORKING_PHASES}
+        leaves = [event.time_range.start for event in on_host if event.name.startswith("aten::")
+                  and not any(child.name.startswith("aten::") for child in event.cpu_children)]
+        counts = {name: sum(any(span.start <= start < span.end for span in spans[name]) for start in leaves)
+                  for name in WORKING_PHASES}
+        kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+        return {
+            "step": self._step,
+            "operators": counts | {"total": len(leaves)},
+            "kernels": len(kernels) if self._device.type == "cuda" else None,
+            "host_reads": sum(event.name in HOST_READS for event in on_host),
+            "tiny_operator_us": tiny_operator_us(self._device),
+            "top": self._top(),
+        }
+
+    def _top(self) -> list[dict[str, Any]]:
+        on_gpu = self._device.type == "cuda"
+        rows = [{"name": row.key, "calls": row.count,
+                 "self_ms": (row.self_device_time_total if on_gpu else row.self_cpu_time_total) / 1e3}
+                for row in self._profile.key_averages() if not row.key.startswith(("lf.", "ProfilerStep"))]
+        return sorted(rows, key=lambda row: -row["self_ms"])[:10]
+
+
+def tiny_operator_us(device: torch.device, calls: int = 2000) -> float:
+    """Microseconds of the host that one operator on a single element costs here: the least that any operator costs."""
+    tensor = torch.zeros(1, device=device)
+    for _ in range(100):
+        tensor.add_(1.0)
+    start = time.perf_counter()
+    for _ in range(calls):
+        tensor.add_(1.0)
+    return (time.perf_counter() - start) / calls * 1e6

@@ -1,0 +1,95 @@
+"""How busy the machine is while a job runs: a thread that samples twice a second and never disturbs the job.
+
+Sampling sees no event shorter than its interval; that is the price of costing nothing inside a step. Whatever can't be
+read is None, and no failure here ever reaches the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+
+import psutil
+
+from lfhelpers.measure import hardware
+
+RELIST_EVERY = 10
+"""Samples between two looks for new child processes: listing reads every process of the host, sampling one only few."""
+
+
+class Monitor:
+    """Samples this host from start() to stop(); `gpu` is torch's device index, None on a job without one.
+
+    `pid` is the root of the process tree whose memory is counted (None: this process), `interval` is in seconds.
+    """
+
+    def __init__(self, gpu: int | None = None, pid: int | None = None, interval: float = 0.5) -> None:
+        self.gpu, self.pid, self.interval = gpu, pid, interval
+        self._gpu_percent: list[float] = []
+        self._gpu_bytes: list[int] = []
+        self._host_bytes: list[int] = []
+        self._cpu_percent = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample_until_stopped, name="lfhelpers-monitor", daemon=True)
+
+    def start(self) -> Monitor:
+        """Begin sampling in a daemon thread; returns itself."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> dict[str, float | int | None]:
+        """End sampling and sum up; a second call gives the same answer.
+
+        gpu_percent: mean of NVML's utilisation, the share of time in which some kernel was resident on the GPU. It says
+        nothing about how well that kernel used it: one warp in a loop reads 100 %. MFU is the figure for efficiency.
+        cpu_percent: mean of the whole machine, 0-100; cpu_count: its logical cores. host_rss_gib: peak of the tree's
+        summed resident memory, pages shared between processes counted in each. gpu_memory_gib: peak in use on that GPU
+        by anyone. GPU figures are None without a GPU or NVML.
+        """
+        self._ended.set()
+        self._thread.join()
+        return {
+            "gpu_percent": round(sum(self._gpu_percent) / len(self._gpu_percent), 1) if self._gpu_percent else None,
+            "cpu_percent": self._cpu_percent,
+            "cpu_count": os.cpu_count() or 1,
+            "host_rss_gib": round(max(self._host_bytes, default=0) / hardware.GIB, 3),
+            "gpu_memory_gib": round(max(self._gpu_bytes) / hardware.GIB, 3) if self._gpu_bytes else None,
+        }
+
+    def _sample_until_stopped(self) -> None:
+        # psutil measures CPU load between two calls of one thread, so the two around the loop give the exact mean.
+        psutil.cpu_percent()
+        handle = hardware.nvml_handle(self.gpu) if self.gpu is not None else None
+        for count in itertools.count():
+            if count % RELIST_EVERY == 0:
+                tree = self._processes()
+            self._host_bytes.append(sum(_rss(process) for process in tree))
+            if handle is not None:
+                self._sample_gpu(handle)
+            if self._ended.wait(self.interval):
+                break
+        self._host_bytes.append(sum(_rss(process) for process in self._processes()))
+        self._cpu_percent = psutil.cpu_percent()
+
+    def _sample_gpu(self, handle: object) -> None:
+        with contextlib.suppress(Exception):  # NVML may fail at any time: then there is one sample fewer
+            module = hardware.nvml()
+            assert module is not None
+            self._gpu_percent.append(module.nvmlDeviceGetUtilizationRates(handle).gpu)
+            self._gpu_bytes.append(module.nvmlDeviceGetMemoryInfo(handle).used)
+
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.Error:  # it has ended
+        return 0

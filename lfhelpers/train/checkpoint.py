@@ -1,0 +1,93 @@
+"""Checkpoints from which a run continues bit for bit: weights, optimizer, scaler, schedule, all generators, data position.
+
+A checkpoint is a folder `checkpoints/step-00000050`, filled under a temporary name and renamed. Weights are a safetensors
+file whose keys are bare of wrappers' prefixes, so anything can load them; the rest is one file that torch reads with
+weights_only, i.e. without running code from it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_model, save_model
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lfhelpers.errors import LfError
+from lfhelpers.runs import Run, new_folder
+from lfhelpers.train.optimizer import Optimizer
+from lfhelpers.train.ranks import Ranks
+
+
+def save(run: Run, step: int, model: nn.Module, optimizer: Optimizer, data: dict[str, Any], ranks: Ranks,
+         keep: int) -> None:
+    """Write the state after `step` steps; rank 0 writes, every rank takes part. Raises LfError on a full disk."""
+    generators = ranks.gather(generator_states(ranks.device))
+    if ranks.first:
+        state = {"step": step, "optimizer": optimizer.state_dict(), "data": data, "generators": generators}
+        try:
+            with new_folder(run.path / "checkpoints" / f"step-{step:08d}") as folder:
+                save_model(bare(model), str(folder / "model.safetensors"))
+                torch.save(state, folder / "state.pt")
+        except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+            raise LfError(f"the checkpoint of step {step} can't be written into {run.path / 'checkpoints'}: {error}; "
+                          "the ones before it are kept.") from error
+        for old in find(run)[:-keep]:
+            shutil.rmtree(old)
+    ranks.barrier()
+
+
+def find(run: Run) -> list[Path]:
+    """The run's complete checkpoints, oldest first."""
+    return sorted((run.path / "checkpoints").glob("step-*"))
+
+
+def steps_done(run: Run) -> int:
+    """Steps that the run's newest checkpoint holds. Raises LfError where there is none."""
+    if not (folders := find(run)):
+        raise LfError(f"run {run.id} has no checkpoint to continue from; start it with checkpoint.every=N.")
+    return int(folders[-1].name.removeprefix("step-"))
+
+
+def load(run: Run, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> dict[str, Any]:
+    """Continue from the newest checkpoint; returns the data position's state."""
+    folder = find(run)[-1]
+    load_model(bare(model), str(folder / "model.safetensors"), device=str(ranks.device))
+    state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+    if len(state["generators"]) != ranks.world:
+        raise LfError(f"run {run.id} was made by {len(state['generators'])} ranks and can't go on bit for bit with "
+                      f"{ranks.world}; give --nproc {len(state['generators'])}.")
+    optimizer.load_state_dict(state["optimizer"])
+    set_generator_states(state["generators"][ranks.rank], ranks.device)
+    return dict(state["data"])
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model without DDP around it; blocks compiled in place keep their names by themselves."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """The states of Python's, numpy's and torch's global generators, as plain values."""
+    numpy_state: Any = np.random.get_state(legacy=False)
+    return {
+        "python": random.getstate(),
+        "numpy": numpy_state | {"state": numpy_state["state"] | {"key": numpy_state["state"]["key"].tolist()}},
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
+    """Put back what `generator_states` gave."""
+    random.setstate(states["python"])
+    key = np.asarray(states["numpy"]["state"]["key"], dtype=np.uint32)
+    np.random.set_state(states["numpy"] | {"state": states["numpy"]["state"] | {"key": key}})
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)

@@ -1,0 +1,66 @@
+"""From host batches to device batches with their noise: the last stretch of the data path.
+
+With `async_copy` the copy runs on a stream of its own while the step before still computes; the step's stream waits for
+the copy's event, not the host. Noise is drawn for the whole global batch from (seed, step) and cut to this rank's rows,
+so it doesn't depend on the number of ranks or micro-batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from lfhelpers.data.order import Plan
+from lfhelpers.measure.clock import StepClock
+from lfhelpers.train.ranks import Ranks
+from lfhelpers.workloads.base import Batch, Workload
+
+
+class Feed:
+    """An iterator of (batch, draws) on the device, in the plan's order of steps and micro-batches."""
+
+    def __init__(self, batches: Iterator[Batch], plan: Plan, workload: Workload, ranks: Ranks, clock: StepClock,
+                 seed: int, start: int, async_copy: bool) -> None:
+        self._batches = batches
+        self._plan = plan
+        self._workload = workload
+        self._ranks = ranks
+        self._clock = clock
+        self._seed = seed
+        self._slots = ((step, micro) for step in itertools.count(start) for micro in range(plan.micro_batches(step)))
+        self._stream = torch.cuda.Stream() if async_copy and ranks.device.type == "cuda" else None
+        self._generator = torch.Generator(ranks.device)
+        self._draws: tuple[int, Batch] = (-1, {})
+
+    def __iter__(self) -> Iterator[tuple[Batch, Batch]]:
+        return self
+
+    def __next__(self) -> tuple[Batch, Batch]:
+        step, micro = next(self._slots)
+        with self._clock.phase("data_wait"):
+            host = next(self._batches)
+        with self._clock.phase("host_to_device"):
+            batch = self._copy(host)
+        rows = self._plan.rows(step, micro, self._ranks.rank)
+        return batch, {name: value[rows] for name, value in self._step_draws(step).items()}
+
+    def _copy(self, host: Batch) -> Batch:
+        device = self._ranks.device
+        if self._stream is None:
+            return {name: value.to(device) for name, value in host.items()}
+        with torch.cuda.stream(self._stream):
+            batch = {name: value.to(device, non_blocking=True) for name, value in host.items()}
+        current = torch.cuda.current_stream()
+        current.wait_stream(self._stream)
+        for value in batch.values():
+            value.record_stream(current)  # the allocator must not hand the memory out before the step has used it
+        return batch
+
+    def _step_draws(self, step: int) -> Batch:
+        if self._draws[0] != step:
+            self._generator.manual_seed((self._seed << 32) + step)
+            self._draws = step, self._workload.draws(self._plan.global_batch, self._generator)
+        return self._draws[1]
+

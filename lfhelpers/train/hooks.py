@@ -1,0 +1,54 @@
+"""Hook points of the training loop: detectors, profilers and dashboards register here, and the loop doesn't know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from lfhelpers.recipe import Recipe
+from lfhelpers.runs import Run
+
+
+class Hook:
+    """Does nothing at each point; override the points you need. All ranks call all points."""
+
+    def run_start(self, job: Recipe, run: Run, model: nn.Module) -> None:
+        """Before the first step; the model is wrapped as it will be trained."""
+
+    def gradients_ready(self, step: int, model: nn.Module) -> None:
+        """After the backward passes of a step (0-based) and before its update; gradients are not yet normalised."""
+
+    def step(self, row: dict[str, Any]) -> None:
+        """A line of steps.jsonl, one or more steps after it happened (the device is not waited for)."""
+
+    def run_end(self, summary: dict[str, Any]) -> None:
+        """After the last step; what is added to the summary is written with it."""
+
+
+def call(hooks: Sequence[Hook], point: Callable[..., None], *args: Any) -> None:
+    """Call one point of all hooks, in order: `call(hooks, Hook.step, row)`."""
+    for hook in hooks:
+        getattr(hook, point.__name__)(*args)
+
+
+class TensorBoard(Hook):
+    """Scalars of each step as TensorBoard event files in the run folder."""
+
+    def run_start(self, job: Recipe, run: Run, model: nn.Module) -> None:
+        """Open the writer."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(run.path / "tensorboard"))
+
+    def step(self, row: dict[str, Any]) -> None:
+        """Loss, learning rate, gradient norm, step time and its parts."""
+        for name in ("loss", "lr", "grad_norm", "step_ms"):
+            self._writer.add_scalar(name, row[name], row["step"])
+        for name, milliseconds in row["ms"].items():
+            self._writer.add_scalar(f"ms/{name}", milliseconds, row["step"])
+
+    def run_end(self, summary: dict[str, Any]) -> None:
+        """Flush and close."""
+        self._writer.close()

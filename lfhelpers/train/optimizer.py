@@ -1,0 +1,113 @@
+"""AdamW with clipping, a schedule that counts applied steps only, and two ways of applying an update.
+
+Gradients arrive unnormalised: the backward pass saw the sum of losses, and the true divisor (the loss weight over all
+micro-batches and ranks) is known only afterwards. So normalising and clipping are one factor. The fused path hands that
+factor and the verdict 'not finite, skip' to the fused kernel, which reads them on the device: no pass over the gradients
+and no wait. The unfused path multiplies the gradients and asks the host, as published loops do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lfhelpers.recipe import OptimizerFields, Recipe
+
+
+def learning_rates(fields: OptimizerFields, peak: float, steps: int) -> Tensor:
+    """The learning rate of each applied step, float32 [steps + 1] (the last one is never used up)."""
+    warmup = round(fields.warmup * steps)
+    rates = []
+    for step in range(steps + 1):
+        rise = min(1.0, (step + 1) / (warmup + 1))
+        done = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
+        fall = 0.5 * (1 + math.cos(math.pi * done)) if fields.schedule == "cosine" else 1.0
+        rates.append(peak * rise * fall)
+    return torch.tensor(rates, dtype=torch.float32)
+
+
+class Optimizer:
+    """Owns unscale -> normalise and clip -> step -> scaler update -> zero, once an optimizer step."""
+
+    def __init__(self, job: Recipe, model: nn.Module, peak_lr: float, scaler: torch.amp.GradScaler,
+                 keep_grads: bool = False) -> None:
+        """`keep_grads` zeroes gradients in place: setting them to None would break the views into DDP's buckets."""
+        fields = job.optimizer
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        device = self.parameters[0].device
+        self._rates = learning_rates(fields, peak_lr, job.steps).to(device)
+        self._clip = fields.clip_norm if fields.clip_norm > 0 else math.inf
+        self._scaler = scaler
+        self._keep_grads = keep_grads
+        self.fused = fields.fused
+        self.applied = torch.zeros((), dtype=torch.int64, device=device)
+        self.adamw = torch.optim.AdamW(
+            self.parameters, lr=self._rates[0].clone() if self.fused else float(self._rates[0]), betas=fields.betas,
+            eps=fields.eps, weight_decay=fields.weight_decay, fused=self.fused)
+
+    def update(self, normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Apply one step to gradients that are to be multiplied by `normaliser` (0-dim).
+
+        Returns the true gradient norm, whether the step was skipped (0 or 1), and the learning rate: 0-dim tensors.
+        A step whose gradients are not all finite is skipped: weights, moments and schedule stay as they were.
+        """
+        # index_select, since indexing with a tensor would read the index back to the host
+        rate = self._rates.index_select(0, self.applied.clamp(max=len(self._rates) - 1).view(1)).view(())
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(self.adamw)
+        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads) * normaliser
+        bad = (~torch.isfinite(norm)).float()
+        factor = normaliser * (self._clip / (norm + 1e-6)).clamp(max=1.0)
+        if self._scaler.is_enabled():
+            self._scaled_step(grads, factor, rate)
+        elif self.fused:
+            self._fused_step(factor, bad, rate)
+        else:
+            self._unfused_step(grads, factor, bad, rate)
+        self.applied += (1 - bad).long()
+        self.adamw.zero_grad(set_to_none=not self._keep_grads)
+        return norm, bad, rate
+
+    def _fused_step(self, factor: Tensor, bad: Tensor, rate: Tensor) -> None:
+        """The kernel divides by grad_scale and leaves everything alone where found_inf is 1 (torch.optim.AdamW)."""
+        options: Any = self.adamw
+        self._set_rate(rate)
+        options.grad_scale, options.found_inf = torch.where(bad > 0, 1.0, 1 / factor), bad
+        self.adamw.step()
+        del options.grad_scale, options.found_inf
+
+    def _unfused_step(self, grads: list[Tensor], factor: Tensor, bad: Tensor, rate: Tensor) -> None:
+        if bad.item():
+            return
+        torch._foreach_mul_(grads, factor)
+        self._set_rate(rate)
+        self.adamw.step()
+
+    def _scaled_step(self, grads: list[Tensor], factor: Tensor, rate: Tensor) -> None:
+        """fp16: the scaler has unscaled the gradients and skips the step itself where one overflowed."""
+        torch._foreach_mul_(grads, factor)
+        self._set_rate(rate)
+        self._scaler.step(self.adamw)
+        self._scaler.update()
+
+    def _set_rate(self, rate: Tensor) -> None:
+        for group in self.adamw.param_groups:
+            if self.fused:
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = rate.item()
+
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's state, the count of applied steps and the scaler's state."""
+        return {"adamw": self.adamw.state_dict(), "applied": self.applied, "scaler": self._scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`'s value."""
+        self.adamw.load_state_dict(state["adamw"])
+        self.applied.copy_(state["applied"])
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict(state["scaler"])

@@ -1,0 +1,63 @@
+"""This process among its peers: rank, world size, device, and the process group that torchrun's variables describe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lfhelpers.measure.hardware import device as choose_device
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who this process is."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes."""
+        return self.rank == 0
+
+    def add(self, values: Tensor) -> Any:
+        """Start summing a small tensor over the ranks, in place; the handle's `wait` orders, without blocking the host."""
+        return dist.all_reduce(values, async_op=True) if self.world > 1 else None
+
+    def gather(self, value: Any) -> list[Any]:
+        """One object of each rank, in rank order, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join(choice: str) -> Iterator[Ranks]:
+    """Join torchrun's process group for the block: NCCL on GPUs, gloo on CPU; alone without torchrun's variables."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    name, _ = choose_device(choice)
+    device = torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device("cpu")
+    if name == "cuda":
+        torch.cuda.set_device(device)
+    if world > 1:
+        dist.init_process_group("nccl" if name == "cuda" else "gloo", device_id=device if name == "cuda" else None)
+    try:
+        yield Ranks(rank, world, device)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

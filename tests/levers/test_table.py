@@ -1,0 +1,28 @@
+"""The ladder leads from as_found through competent to full, one lever a rung."""
+
+import pytest
+
+from lfhelpers.levers.table import BEYOND, COMPETENT, LEVERS, Machine, ladder
+from lfhelpers.recipe import diff, recipe
+
+
+def test_the_named_recipes_are_rungs_of_the_ladder():
+    rungs = ladder()
+    assert diff(rungs[0][1], recipe("as_found")) == {}
+    assert diff(rungs[len(COMPETENT)][1], recipe("competent")) == {}
+    assert diff(rungs[-1][1], recipe("full")) == {}
+    assert len(rungs) == 1 + len(LEVERS)
+
+
+@pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: lever.name)
+def test_each_lever_changes_exactly_its_fields(lever):
+    base = recipe("as_found") if lever in COMPETENT else recipe("competent")
+    assert set(diff(base, lever.pull(base))) == set(lever.fields)
+
+
+def test_obstacles_depend_on_the_machine():
+    laptop, node = Machine("cpu", ranks=1, compiler=False), Machine("cuda", ranks=8)
+    assert [lever.name for lever in LEVERS if lever.obstacle(laptop)] == [
+        "asynchronous copy", "lean DDP", "compiled blocks", "large buckets"]
+    assert [lever.name for lever in LEVERS if lever.obstacle(node)] == []
+    assert {lever.equivalence for lever in COMPETENT + BEYOND} == {"exact", "reordered"}

@@ -1,0 +1,41 @@
+"""One list of dependencies, and a package that is light to import."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+GIVEN = {"torch", "jupyterlab", "nvidia-dali-cuda120", "webdataset", "ipywidgets", "matplotlib", "papermill"}
+
+
+def names(lines):
+    return {re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0].lower().replace("_", "-") for line in lines}
+
+
+def test_what_the_users_asked_for_is_a_dependency():
+    assert names(PROJECT["dependencies"]) >= GIVEN
+
+
+def test_environment_yml_adds_nothing_of_its_own():
+    lines = [line.strip().removeprefix("- ") for line in (ROOT / "environment.yml").read_text().splitlines()
+             if line.strip().startswith("- ")]
+    python, dali = "python" + PROJECT["requires-python"], "nvidia-dali-cuda120"
+    assert lines[:3] == ["conda-forge", "nodefaults", python]
+    assert "-e .[dev]" in lines and "-c constraints.txt" in lines
+    assert next(line for line in PROJECT["dependencies"] if line.startswith(dali)).startswith(
+        next(line for line in lines if line.startswith(dali)))
+
+
+def test_every_direct_dependency_is_pinned():
+    pinned = names(line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#"))
+    direct = names([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]])
+    assert direct - pinned == set()
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    script = "import lfhelpers, sys; print([m for m in ('torch', 'matplotlib', 'nvidia.dali', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
