@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,15 @@ def load(run: str | os.PathLike[str] | Run) -> Run:
 def find() -> list[Run]:
     """All runs under the root, oldest first."""
     return [Run(path.parent) for path in sorted(root().glob("*/recipe.toml"))]
+
+
+def timed(rows: Sequence[Mapping[str, Any]], skip: int) -> list[Mapping[str, Any]]:
+    """The lines of steps.jsonl that statistics use: after the warm-up and without the profiled step.
+
+    Of a run that ended within its warm-up, all that were not profiled.
+    """
+    usable = [row for row in rows if not row["probe"]]
+    return [row for row in usable if row["step"] > skip] or usable
 
 
 def now() -> str:

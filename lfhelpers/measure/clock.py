@@ -1,8 +1,8 @@
 """The step clock: where each step's time goes, measured in every run.
 
-On a GPU each phase ends with an event on the current stream, and the events are read at least one step later: the clock
-never makes the host wait. So a wait for data counts only as far as the GPU could not hide it. On CPU the phases end with
-a reading of the host's clock. The phases of a step follow each other without gaps, so they sum to the step.
+On a GPU each phase ends with an event on the current stream, and events are read when the device has passed them: the
+clock never makes the host wait. So a wait for data counts only as far as the GPU could not hide it. On CPU the phases
+end with a reading of the host's clock. The phases of a step follow each other without gaps, so they sum to the step.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ class StepClock:
         step.host_end = time.perf_counter()
         step.meta = meta
         self._pending.append(step)
+
+    def pause(self) -> None:
+        """Leave out what happened since the last step's end (a checkpoint, a profile): the next step starts anew."""
+        self._last = None
 
     def ready(self, wait: bool = False) -> list[dict[str, Any]]:
         """Steps whose device work has ended: step_ms, ms by phase, host_ms, values, and what `end` was given."""

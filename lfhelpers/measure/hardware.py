@@ -39,15 +39,12 @@ _PEAKS: dict[str, tuple[float | None, float | None, float | None, float | None, 
     r"H100 PCIe": (756, 756, 378, 51, f"H100 PCIe {_DATASHEET}"),
     r"H20": (148, 148, 74, 44, f"H20 {_DATASHEET}"),
     r"A[18]00[- ].*": (312, 312, 156, 19.5, f"A100 {_DATASHEET}; the A800 has the same rates"),
-    r"A40": (149.7, 149.7, 74.8, 37.4, f"A40 {_DATASHEET}"),
-    r"A10": (125, 125, 62.5, 31.2, f"A10 {_DATASHEET}"),
     r"L40S": (362, 362, 183, 91.6, f"L40S {_DATASHEET}"),
     r"L4": (121, 121, 60, 30.3, f"L4 {_DATASHEET}"),
     r"RTX A6000": (154.8, 154.8, 77.4, 38.7, "GA102 whitepaper, dense, fp32 accumulation"),
     r"GeForce RTX 3090": (71, 71, 35.6, 35.6, "GA102 whitepaper, dense, fp32 accumulation"),
     r"GeForce RTX 4090": (165, 165, 82.6, 82.6, "Ada whitepaper, dense, fp32 accumulation"),
     r"Tesla V100-SXM2.*": (None, 125, None, 15.7, f"V100 {_DATASHEET}"),
-    r"Tesla T4": (None, 65, None, 8.1, f"T4 {_DATASHEET}"),
 }
 _DTYPES = ("bf16", "fp16", "tf32", "fp32")
 
@@ -62,23 +59,23 @@ class Gpu:
 
 
 def peak_tflops(gpu_name: str, dtype: str) -> tuple[float | None, str]:
-    """(dense peak in TFLOP/s, source) of a GPU by its NVML or torch name; (None, reason) where it isn't known for certain.
+    """(dense peak in TFLOP/s, source) of a GPU by its NVML or torch name; (None, reason) where it isn't certain.
 
     dtype is bf16, fp16, tf32 or fp32, fp32 meaning true fp32 arithmetic (torch's default for matrix products).
     """
-    name = gpu_name.removeprefix("NVIDIA ").strip()
-    if " MIG " in name:
+    short = gpu_name.removeprefix("NVIDIA ").strip()
+    if " MIG " in short:
         return None, f"{gpu_name} is a slice of a GPU, whose peak is not published"
-    row = next((row for pattern, row in _PEAKS.items() if re.fullmatch(pattern, name)), None)
+    row = next((row for pattern, row in _PEAKS.items() if re.fullmatch(pattern, short)), None)
     if row is None:
         return None, f"no peak is on record for '{gpu_name}'"
-    if dtype not in _DTYPES or row[_DTYPES.index(dtype)] is None:
-        return None, f"'{gpu_name}' has no peak on record for {dtype}"
-    return row[_DTYPES.index(dtype)], row[4]
+    *rates, source = row
+    peak = dict(zip(_DTYPES, rates, strict=True)).get(dtype)
+    return (float(peak), source) if peak is not None else (None, f"'{gpu_name}' has no peak on record for {dtype}")
 
 
 def device(choice: str = "auto") -> tuple[str, str]:
-    """(`cpu` or `cuda`, why) for a recipe's `device`; creates no CUDA context. LfError for `cuda` where there is none."""
+    """(`cpu` or `cuda`, why) for a recipe's `device`; creates no CUDA context. LfError if `cuda` is asked in vain."""
     if choice == "cpu":
         return "cpu", "the recipe asks for device='cpu'"
     if choice not in ("auto", "cuda"):
@@ -102,11 +99,11 @@ def usable_cores() -> int:
 
 
 def cpu_quota(groups: Path = Path("/sys/fs/cgroup"), members: str | None = None) -> float | None:
-    """Cores' worth of CPU time that the control groups (v2 or v1) allow, or None; `members` is /proc/self/cgroup's text."""
+    """Cores' worth of CPU time that control groups (v2, v1) allow, or None; `members` is /proc/self/cgroup's text."""
     quotas = []
     for folder in _groups("cpu", groups, members):
-        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-            numbers = [number for name in names for number in _numbers(folder / name, 2)]
+        for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            numbers = [number for file in files for number in _numbers(folder / file, 2)]
             if len(numbers) == 2 and min(numbers) > 0:
                 quotas.append(numbers[0] / numbers[1])
     return min(quotas, default=None)
@@ -116,7 +113,8 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), members: str | None = No
     """Host memory in bytes that this process may use: the machine's, or less where a control group limits it."""
     limits = [psutil.virtual_memory().total]
     for folder in _groups("memory", groups, members):
-        limits += [int(value) for name in ("memory.max", "memory.limit_in_bytes") for value in _numbers(folder / name, 1)]
+        for file in ("memory.max", "memory.limit_in_bytes"):
+            limits += map(int, _numbers(folder / file, 1))
     return min(limits)
 
 
@@ -199,12 +197,12 @@ def describe() -> dict[str, Any]:
     }
 
 
-def title(device_name: str) -> str:
-    """One line that names what a job on `cpu` or `cuda` runs on, such as `NVIDIA H200` or `AMD EPYC, 2 cores`."""
-    module, handle = nvml(), nvml_handle() if device_name == "cuda" else None
+def title(kind: str) -> str:
+    """What a job on `cpu` or `cuda` runs on, in a few words such as `NVIDIA H200` or `AMD EPYC, 2 cores`."""
+    module, handle = nvml(), nvml_handle() if kind == "cuda" else None
     if module is not None and handle is not None:
         return _text(module.nvmlDeviceGetName(handle))
-    return f"{cpu_name()}, {usable_cores()} cores" if device_name == "cpu" else "an unknown GPU"
+    return f"{cpu_name()}, {usable_cores()} cores" if kind == "cpu" else "an unknown GPU"
 
 
 def versions() -> dict[str, str | None]:
@@ -216,7 +214,7 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda,
             "cudnn": str(cudnn) if cudnn else None,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
-            "dali": next((f"{version(name)} ({name})" for name in DALI_BUILDS if version(name)), None),
+            "dali": next((f"{version(build)} ({build})" for build in DALI_BUILDS if version(build)), None),
             "numpy": version("numpy"), "lfhelpers": version("lfhelpers")}
 
 
@@ -225,8 +223,8 @@ def commit(checkout: Path) -> dict[str, Any] | None:
     if not (checkout / ".git").exists():
         return None
     try:
-        head, changes = (subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True, timeout=10,
-                                        check=True).stdout.strip()
+        head, changes = (subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True,
+                                        timeout=10, check=True).stdout.strip()
                          for words in (["rev-parse", "HEAD"], ["status", "--porcelain"]))
     except (OSError, subprocess.SubprocessError):
         return None

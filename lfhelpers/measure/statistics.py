@@ -1,8 +1,8 @@
 """Summaries of timings, and the paired comparison by which every speed-up of the playbook is stated.
 
-A machine's speed drifts (clocks, temperature, neighbours), so two variants are timed in alternating blocks, A B B A, and
-compared pair by pair: drift hits both sides of a pair alike and cancels in their ratio. What one variant shows against
-itself, the A/A spread, is the noise floor: an effect inside it is called no change, however narrow its interval.
+A machine's speed drifts (clocks, temperature, neighbours), so two variants are timed in alternating blocks, A B B A,
+and compared pair by pair: drift hits both sides of a pair alike and cancels in their ratio. What one variant shows
+against itself, the A/A spread, is the noise floor: an effect inside it is no change, however narrow its interval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """{"median", "mean", "p95"} in the values' unit; the mean holds the stalls and so gives throughput. NaN for no values."""
+    """{"median", "mean", "p95"} in the values' unit, NaN for no values; the mean holds the stalls: use it for rates."""
     if not len(values):
         return dict.fromkeys(("median", "mean", "p95"), math.nan)
     return {"median": float(np.median(values)), "mean": float(np.mean(values)), "p95": float(np.percentile(values, 95))}
@@ -92,7 +92,7 @@ def interval(values: Array, seed: int = 0) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds a call in each block of A and of B, in the order in which they ran, and the effect of going from A to B."""
+    """Seconds a call in each block of A and of B, in the order of running, and the effect of going from A to B."""
 
     a: tuple[float, ...]
     b: tuple[float, ...]

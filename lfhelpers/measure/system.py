@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 import threading
 
 import psutil
@@ -20,9 +21,10 @@ RELIST_EVERY = 10
 
 
 class Monitor:
-    """Samples this host from start() to stop(); `gpu` is torch's device index, None on a job without one.
+    """Samples this host from start() to stop().
 
-    `pid` is the root of the process tree whose memory is counted (None: this process), `interval` is in seconds.
+    `gpu` is torch's device index; none given: the device that this process has in use at start(), if any.
+    `pid` is the root of the process tree whose memory is counted (none: this process), `interval` is in seconds.
     """
 
     def __init__(self, gpu: int | None = None, pid: int | None = None, interval: float = 0.5) -> None:
@@ -36,6 +38,8 @@ class Monitor:
 
     def start(self) -> Monitor:
         """Begin sampling in a daemon thread; returns itself."""
+        if self.gpu is None:
+            self.gpu = _current_gpu()
         self._thread.start()
         return self
 
@@ -86,6 +90,12 @@ class Monitor:
             return [root, *root.children(recursive=True)]
         except psutil.Error:
             return []
+
+
+def _current_gpu() -> int | None:
+    """The calling thread's CUDA device, if torch is loaded and has set CUDA up; loads and sets up nothing itself."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _rss(process: psutil.Process) -> int:

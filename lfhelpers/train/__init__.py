@@ -1,1 +1,1 @@
-"""Training: the loop, the step, precision, optimizer and checkpoints; `python -m lfhelpers.train` is what torchrun starts."""
+"""Training: the loop, the step, precision, optimizer, checkpoints; torchrun starts `python -m lfhelpers.train`."""

@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from lfhelpers.processes import die_with_parent
 from lfhelpers.runs import Run
 from lfhelpers.train.loop import train
-from lfhelpers.train.ranks import join
+from lfhelpers.train.ranks import identify
 
 
 @record
@@ -23,8 +23,7 @@ def main() -> None:
     options = parser.parse_args()
     run = Run(options.run)
     job = run.recipe
-    with join(job.device) as ranks:
-        train(job, run, ranks, resume=options.resume)
+    train(job, run, identify(job.device), resume=options.resume)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Checkpoints from which a run continues bit for bit: weights, optimizer, scaler, schedule, all generators, data position.
+"""Checkpoints from which a run continues bit for bit: weights, optimizer, scaler, schedule, generators, data position.
 
-A checkpoint is a folder `checkpoints/step-00000050`, filled under a temporary name and renamed. Weights are a safetensors
-file whose keys are bare of wrappers' prefixes, so anything can load them; the rest is one file that torch reads with
+A checkpoint is a folder `checkpoints/step-00000050`, filled under a temporary name and renamed. Weights are safetensors
+with keys bare of wrappers' prefixes, so anything can load them; the rest is one file that torch reads with
 weights_only, i.e. without running code from it.
 """
 
@@ -59,11 +59,12 @@ def load(run: Run, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> dict
     folder = find(run)[-1]
     load_model(bare(model), str(folder / "model.safetensors"), device=str(ranks.device))
     state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
-    if len(state["generators"]) != ranks.world:
-        raise LfError(f"run {run.id} was made by {len(state['generators'])} ranks and can't go on bit for bit with "
-                      f"{ranks.world}; give --nproc {len(state['generators'])}.")
     optimizer.load_state_dict(state["optimizer"])
-    set_generator_states(state["generators"][ranks.rank], ranks.device)
+    if len(state["generators"]) == ranks.world:
+        set_generator_states(state["generators"][ranks.rank], ranks.device)
+    elif ranks.first:
+        print(f"continuing with {ranks.world} ranks what {len(state['generators'])} began: same samples and noise, "
+              "new dropout masks, sums in another order", flush=True)
     return dict(state["data"])
 
 

@@ -1,7 +1,8 @@
 """Exposed communication: the part of the gradient exchange that backward did not hide, from DDP's own timers.
 
-DDP times its first ten iterations and every hundredth. The first ones carry the set-up of connections and a single bucket
-(buckets are rebuilt after the first), so the figure is the average of iterations 4 to 10: the difference of two readings.
+DDP times its first ten iterations and every hundredth. The first ones carry the set-up of connections and a single
+bucket (buckets are rebuilt after the first), so the figure is the average of iterations 4 to 10: the difference of two
+readings.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ so it doesn't depend on the number of ranks or micro-batches.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import torch
 
 from lfhelpers.data.order import Plan
 from lfhelpers.measure.clock import StepClock
+from lfhelpers.recipe import Recipe
 from lfhelpers.train.ranks import Ranks
 from lfhelpers.workloads.base import Batch, Workload
 
@@ -22,15 +22,15 @@ class Feed:
     """An iterator of (batch, draws) on the device, in the plan's order of steps and micro-batches."""
 
     def __init__(self, batches: Iterator[Batch], plan: Plan, workload: Workload, ranks: Ranks, clock: StepClock,
-                 seed: int, start: int, async_copy: bool) -> None:
+                 job: Recipe, start: int) -> None:
         self._batches = batches
         self._plan = plan
         self._workload = workload
         self._ranks = ranks
         self._clock = clock
-        self._seed = seed
-        self._slots = ((step, micro) for step in itertools.count(start) for micro in range(plan.micro_batches(step)))
-        self._stream = torch.cuda.Stream() if async_copy and ranks.device.type == "cuda" else None
+        self._seed = job.seed
+        self._slots = plan.sequence(start, job.steps)
+        self._stream = torch.cuda.Stream() if job.data.async_copy and ranks.device.type == "cuda" else None
         self._generator = torch.Generator(ranks.device)
         self._draws: tuple[int, Batch] = (-1, {})
 

@@ -1,4 +1,4 @@
-"""Hook points of the training loop: detectors, profilers and dashboards register here, and the loop doesn't know them."""
+"""Hook points of the loop: detectors, profilers and dashboards register here, and the loop doesn't know them."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 """The training loop: builds the parts that the recipe names, runs the steps, and writes the run folder.
 
-Nothing in it waits for the device between steps. Data workers are started before the GPU is touched, since a forked
-process must not inherit a CUDA context.
+Nothing in it waits for the device between steps. Data workers are forked before the model is built and the ranks meet.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lfhelpers.data import make_loader
+from lfhelpers.data import make_loader, make_plan
 from lfhelpers.data.manifest import Manifest
 from lfhelpers.data.order import Plan
 from lfhelpers.errors import LfError
@@ -27,17 +25,17 @@ from lfhelpers.measure.clock import StepClock
 from lfhelpers.measure.probe import Probe
 from lfhelpers.measure.system import Monitor
 from lfhelpers.recipe import Recipe
-from lfhelpers.runs import Run
+from lfhelpers.runs import Run, timed
 from lfhelpers.train import checkpoint
 from lfhelpers.train.communication import ExposedCommunication
 from lfhelpers.train.feed import Feed
 from lfhelpers.train.hooks import Hook, TensorBoard, call
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.precision import Precision
-from lfhelpers.train.ranks import Ranks
+from lfhelpers.train.ranks import Ranks, joined
 from lfhelpers.train.recorder import Recorder
 from lfhelpers.train.step import Step
-from lfhelpers.train.summary import device_memory, rank_means, summarise, timed
+from lfhelpers.train.summary import device_memory, rank_means, summarise
 from lfhelpers.workloads.base import Batch, Workload, find
 
 PROBE_STEPS_AFTER_SKIP = 2
@@ -61,22 +59,25 @@ class Job:
 def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequence[Hook] = ()) -> dict[str, Any]:
     """Train as the recipe says and return the summary, which rank 0 has written; `resume` continues the run folder."""
     workload = find(job)
-    manifest = Manifest.load(job.data.path)
-    plan = Plan(manifest.samples, ranks.world, job.batch.micro, job.batch.accumulate, job.seed, job.data.shuffle,
-                job.data.last, manifest.shard)
+    manifest = Manifest.load(str(job.data.path))
+    plan = make_plan(job, manifest, ranks.world)
     start = checkpoint.steps_done(run) if resume else 0
+    if start >= job.steps:
+        raise LfError(f"run {run.id} has no step left to do: all {job.steps} are done.")
+    if ranks.first and job.log.tensorboard:
+        hooks = [*hooks, TensorBoard()]
+    ranks.take_device()
     loader = make_loader(job, manifest, plan, workload.fields, workload.sample, ranks.rank, start=start, stop=job.steps)
-    with loader:
-        host_batches = _started(iter(loader)) if start < job.steps else iter(())
-        parts = _build(job, run, ranks, workload, plan, [*hooks, *([TensorBoard()] if _wants_tensorboard(job, ranks) else [])])
+    with loader, joined(ranks):
+        parts = _build(job, run, ranks, workload, plan, list(hooks))
         if resume:
-            plan.check_state(checkpoint.load(run, parts.model, parts.optimizer, ranks), manifest.hash)
+            plan.check_state(checkpoint.load(run, parts.model, parts.optimizer, ranks))
             if ranks.first:
                 run.truncate_steps(start)
         if ranks.first:
-            run.write("environment.json", hardware.describe())
+            run.write("environment.json", hardware.describe() | {"device": ranks.device.type})
             print(plan.describe(), flush=True)
-        return _run(parts, host_batches, start, manifest)
+        return _run(parts, iter(loader), start)
 
 
 def _build(job: Recipe, run: Run, ranks: Ranks, workload: Workload, plan: Plan, hooks: list[Hook]) -> Job:
@@ -101,7 +102,7 @@ def _wrap(job: Recipe, model: nn.Module, ranks: Ranks) -> nn.Module:
         static_graph=job.ddp.static_graph, broadcast_buffers=False)
 
 
-def _run(parts: Job, host_batches: Iterator[Batch], start: int, manifest: Manifest) -> dict[str, Any]:
+def _run(parts: Job, host_batches: Iterator[Batch], start: int) -> dict[str, Any]:
     job, ranks = parts.recipe, parts.ranks
     quality = {"before": _evaluate(parts)} if not start else {}
     clock = StepClock(ranks.device)
@@ -111,7 +112,7 @@ def _run(parts: Job, host_batches: Iterator[Batch], start: int, manifest: Manife
     call(parts.hooks, Hook.run_start, job, parts.run, parts.model)
     parts.model.train()
     monitor.start()
-    _steps(parts, host_batches, start, manifest, clock, recorder, communication)
+    _steps(parts, host_batches, start, clock, recorder, communication)
     recorder.collect(wait=True)
     usage = monitor.stop()
     quality["after"] = _evaluate(parts)
@@ -123,10 +124,10 @@ def _run(parts: Job, host_batches: Iterator[Batch], start: int, manifest: Manife
     return summary
 
 
-def _steps(parts: Job, host_batches: Iterator[Batch], start: int, manifest: Manifest, clock: StepClock,
-           recorder: Recorder, communication: ExposedCommunication) -> None:
+def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClock, recorder: Recorder,
+           communication: ExposedCommunication) -> None:
     job, ranks, plan = parts.recipe, parts.ranks, parts.plan
-    feed = Feed(host_batches, plan, parts.workload, ranks, clock, job.seed, start, job.data.async_copy)
+    feed = Feed(host_batches, plan, parts.workload, ranks, clock, job, start)
     step = Step(parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock,
                 job.batch.micro * job.batch.accumulate, parts.hooks, job.log.loss_item)
     probed = min(job.log.skip, job.steps // 2) + PROBE_STEPS_AFTER_SKIP if job.log.probe else -1
@@ -136,15 +137,17 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, manifest: Mani
         clock.begin()
         with probe or contextlib.nullcontext():
             values = step(index, feed, plan.micro_batches(index))
-        clock.end(values, step=done, epoch=plan.epoch(index), samples=plan.valid(index), at=time.perf_counter(),
+        clock.end(values, step=done, epoch=plan.epoch(index), samples=plan.real_samples(index), at=time.perf_counter(),
                   probe=done == probed)
         communication.after_step(done - start)
         recorder.collect()
         if probe:
             parts.run.write("probe.json", probe.result())
         if _due(job, done):
-            checkpoint.save(parts.run, done, parts.model, parts.optimizer, plan.state(done, manifest.hash), ranks,
-                            job.checkpoint.keep)
+            checkpoint.save(parts.run, done, parts.model, parts.optimizer, plan.state(done), ranks, job.checkpoint.keep)
+        if done == probed or _due(job, done):
+            ranks.barrier()
+            clock.pause()
 
 
 def _due(job: Recipe, done: int) -> bool:
@@ -165,29 +168,18 @@ def _evaluate(parts: Job) -> dict[str, float]:
     return quality
 
 
-def _summary(parts: Job, recorder: Recorder, communication: ExposedCommunication, usage: dict[str, Any]) -> dict[str, Any]:
+def _summary(parts: Job, recorder: Recorder, communication: ExposedCommunication,
+             usage: dict[str, Any]) -> dict[str, Any]:
     job, ranks = parts.recipe, parts.ranks
-    if not recorder.rows:
-        raise LfError(f"run {parts.run.id} has no step left to do: all {job.steps} are done.")
     rows = timed(recorder.rows, job.log.skip)
     means = ranks.gather(rank_means(rows))
     exposed = ranks.gather(communication.milliseconds())
     summary = summarise(job, ranks, rows, means, exposed, parts.workload.flops_per_sample())
     skipped = sum(row["skipped"] for row in recorder.rows)
     return {
-        "hardware": hardware.name(ranks.device.type), **summary,
+        "hardware": hardware.title(ranks.device.type), **summary,
         "steps": {"applied": len(recorder.rows) - skipped, "skipped": skipped, "timed": len(rows)},
         "memory": device_memory(ranks) | {"host_rss_gib": usage["host_rss_gib"]},
         "utilisation": {key: usage[key] for key in ("gpu_percent", "cpu_percent", "cpu_count")},
         "loss": {"first": recorder.rows[0]["loss"], "last": recorder.rows[-1]["loss"]},
     }
-
-
-def _wants_tensorboard(job: Recipe, ranks: Ranks) -> bool:
-    return job.log.tensorboard and ranks.first
-
-
-def _started(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Ask for the first batch now, which starts the workers."""
-    first = next(batches)
-    return itertools.chain([first], batches)

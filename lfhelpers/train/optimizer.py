@@ -2,8 +2,8 @@
 
 Gradients arrive unnormalised: the backward pass saw the sum of losses, and the true divisor (the loss weight over all
 micro-batches and ranks) is known only afterwards. So normalising and clipping are one factor. The fused path hands that
-factor and the verdict 'not finite, skip' to the fused kernel, which reads them on the device: no pass over the gradients
-and no wait. The unfused path multiplies the gradients and asks the host, as published loops do.
+factor and the verdict 'not finite, skip' to the fused kernel, which reads them on the device: no pass over the
+gradients and no wait. The unfused path multiplies the gradients and asks the host, as published loops do.
 """
 
 from __future__ import annotations
@@ -108,6 +108,9 @@ class Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`'s value."""
         self.adamw.load_state_dict(state["adamw"])
+        if self.fused:  # a learning rate left on the CPU would cost a wait in every step
+            for group in self.adamw.param_groups:
+                group["lr"] = self._rates[0].clone()
         self.applied.copy_(state["applied"])
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])

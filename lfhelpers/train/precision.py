@@ -1,6 +1,7 @@
 """Mixed precision: which forward runs in which dtype, and the gradient scaler that only fp16 needs.
 
-bf16 has the range of fp32, so its gradients need no scaling (PyTorch AMP recipe); weights and optimizer states stay fp32.
+bf16 has the range of fp32, so its gradients need no scaling (PyTorch AMP recipe). Weights and optimizer states stay
+fp32.
 """
 
 from __future__ import annotations

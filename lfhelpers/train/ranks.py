@@ -28,8 +28,13 @@ class Ranks:
         """Whether this is the rank that writes."""
         return self.rank == 0
 
+    def take_device(self) -> None:
+        """Make this rank's GPU the current one, so that no thread of it opens a context on another's."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def add(self, values: Tensor) -> Any:
-        """Start summing a small tensor over the ranks, in place; the handle's `wait` orders, without blocking the host."""
+        """Start summing a small tensor over the ranks, in place; `wait` on the handle does not block the host."""
         return dist.all_reduce(values, async_op=True) if self.world > 1 else None
 
     def gather(self, value: Any) -> list[Any]:
@@ -46,18 +51,22 @@ class Ranks:
             dist.barrier()
 
 
-@contextmanager
-def join(choice: str) -> Iterator[Ranks]:
-    """Join torchrun's process group for the block: NCCL on GPUs, gloo on CPU; alone without torchrun's variables."""
+def identify(choice: str) -> Ranks:
+    """Who this process is by torchrun's variables; alone without them. No CUDA context is made yet."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     name, _ = choose_device(choice)
     device = torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device("cpu")
-    if name == "cuda":
-        torch.cuda.set_device(device)
-    if world > 1:
-        dist.init_process_group("nccl" if name == "cuda" else "gloo", device_id=device if name == "cuda" else None)
+    return Ranks(rank, world, device)
+
+
+@contextmanager
+def joined(ranks: Ranks) -> Iterator[None]:
+    """Join the peers for the block: NCCL on GPUs, gloo on CPU."""
+    cuda = ranks.device.type == "cuda"
+    if ranks.world > 1:
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=ranks.device if cuda else None)
     try:
-        yield Ranks(rank, world, device)
+        yield
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -1,9 +1,10 @@
 """One optimizer step: the only place that knows about autocast, accumulation, synchronisation and the order of it all.
 
-For each micro-batch: forward under autocast, backward outside it. Gradients are exchanged with the last micro-batch alone:
-`no_sync` covers forward *and* backward of the others, since DDP decides in forward (torch.nn.parallel documentation).
-The loss is a ratio of sums, so the divisor is the weight of all micro-batches and ranks, known when all forwards have run;
-then unscale, normalise and clip, step, zero (train.optimizer). Nothing here reads a value back to the host.
+For each micro-batch: forward under autocast, backward outside it. Gradients are exchanged with the last micro-batch
+alone: `no_sync` covers forward *and* backward of the others, since DDP decides in forward (DistributedDataParallel's
+documentation). The loss is a ratio of sums, so the divisor is the weight of all micro-batches and ranks, known when all
+forwards have run; then unscale, normalise and clip, step, zero (train.optimizer). Nothing here makes the host wait for
+the device, unless `loss_item` asks for what published loops do.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Step:
         self._loss_item = loss_item
 
     def __call__(self, step: int, batches: Iterator[tuple[Batch, Batch]], micro_batches: int) -> Tensor:
-        """Step `step` (0-based) on `micro_batches` device pairs (batch, draws); returns VALUES, float32 [5] on the device."""
+        """Step `step` (0-based) on `micro_batches` device pairs (batch, draws); returns VALUES, a float32 [5] there."""
         total = torch.zeros(2, device=self._ranks.device)
         for index in range(micro_batches):
             batch, draws = next(batches)

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from lfhelpers.measure.clock import PHASES
 from lfhelpers.measure.hardware import peak_tflops
+from lfhelpers.measure.statistics import summary
 from lfhelpers.recipe import Recipe
 from lfhelpers.train.ranks import Ranks
 
 MFU_CONVENTION = "model FLOPs of forward and backward (frozen parts forward only, no recomputation) over the dense peak"
 
 
-def timed(rows: list[dict[str, Any]], skip: int) -> list[dict[str, Any]]:
-    """The rows that statistics use: after the warm-up, without the profiled step; all unprofiled ones of a short run."""
-    usable = [row for row in rows if not row["probe"]]
-    return [row for row in usable if row["step"] > skip] or usable
-
-
-def rank_means(rows: list[dict[str, Any]]) -> dict[str, float]:
+def rank_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """One rank's mean milliseconds of each phase, of the step and of the host's share of it."""
     means = {phase: statistics.fmean(row["ms"][phase] for row in rows) for phase in PHASES}
     return means | {"step": statistics.fmean(row["step_ms"] for row in rows),
                     "host": statistics.fmean(row["host_ms"] for row in rows)}
 
 
-def summarise(job: Recipe, ranks: Ranks, rows: list[dict[str, Any]], means: list[dict[str, float]],
+def summarise(job: Recipe, ranks: Ranks, rows: Sequence[Mapping[str, Any]], means: list[dict[str, float]],
               exposed: list[float], flops_per_sample: float) -> dict[str, Any]:
     """The figures of summary.json. `rows` are rank 0's timed rows, `means` and `exposed` (ms) come from every rank.
 
@@ -48,8 +43,7 @@ def summarise(job: Recipe, ranks: Ranks, rows: list[dict[str, Any]], means: list
     return {
         "device": ranks.device.type, "ranks": ranks.world, "micro": job.batch.micro, "accumulate": job.batch.accumulate,
         "precision": job.precision.mode,
-        "step_ms": {"median": statistics.median(step_ms), "mean": statistics.fmean(step_ms),
-                    "p95": float(np.percentile(step_ms, 95))},
+        "step_ms": summary(step_ms),
         "samples_per_s": samples_per_s,
         "report": {"ms": ordered, "percent": {part: 100 * value / total for part, value in ordered.items()}},
         "ranks_ms": {phase: {"max": max(mean[phase] for mean in means),

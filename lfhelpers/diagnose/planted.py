@@ -1,0 +1,48 @@
+"""Three bottlenecks planted on purpose in the `vla` workload, to see that the report finds each.
+
+Each is something that real training code does, and none changes the loss. Use one as a workload:
+`workload.use=lfhelpers.diagnose.planted:SlowLoader`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lfhelpers.workloads.base import Batch
+from lfhelpers.workloads.vla.workload import Vla
+
+SLOW_SECONDS = 0.03
+
+
+class SlowLoader(Vla):
+    """Each sample waits 30 ms for its bytes, as from a busy network file system."""
+
+    def sample(self, members: Mapping[str, bytes]) -> dict[str, Tensor]:
+        """Vla's sample, late."""
+        time.sleep(SLOW_SECONDS)
+        return super().sample(members)
+
+
+class TinyOperators(Vla):
+    """The action chunk is put together number by number in Python, as code written for one sample does."""
+
+    def loss(self, model: nn.Module, batch: Batch, draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Vla's loss on the same actions."""
+        rows = [torch.stack([torch.stack([number * 1.0 for number in step]) for step in chunk])
+                for chunk in batch["action"]]
+        return super().loss(model, batch | {"action": torch.stack(rows)}, draws)
+
+
+class HostReads(Vla):
+    """A guard asks each parameter in every step whether it is still finite, and the host waits for each answer."""
+
+    def loss(self, model: nn.Module, batch: Batch, draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Vla's loss, after the guard."""
+        for name, parameter in model.named_parameters():
+            if not torch.isfinite(parameter.detach().sum()).item():
+                raise FloatingPointError(f"{name} is not finite")
+        return super().loss(model, batch, draws)

@@ -1,0 +1,63 @@
+"""What must hold before ranks are started: the recipe's workload and data are there, and paths are absolute."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+from lfhelpers.data.manifest import Manifest
+from lfhelpers.data.shards import write
+from lfhelpers.errors import LfError
+from lfhelpers.measure.hardware import usable_cores
+from lfhelpers.recipe import Recipe
+from lfhelpers.runs import root
+
+DEFAULT_SAMPLES = 2048
+DEFAULT_SHARD_MB = 32
+
+
+def prepare(job: Recipe) -> Recipe:
+    """The recipe with an absolute data path, after cheap checks; the default dataset is rendered on first use.
+
+    Raises LfError for a size that doesn't exist and for a folder that is missing or doesn't match its manifest.
+    """
+    if job.workload.use == "vla":
+        from lfhelpers.workloads.vla import sizes
+
+        sizes.find(job.workload.size)
+    if job.data.path is None and job.workload.use == "vla" and not (default_folder() / "manifest.json").exists():
+        _make_default()
+    folder = Path(job.data.path).absolute() if job.data.path else default_folder()
+    Manifest.load(folder)
+    return job.with_(**{"data.path": str(folder)})
+
+
+def _make_default() -> None:
+    """Through the command, since writer processes of a notebook or of a script without a main guard can't be spawned."""
+    print(f"no dataset yet: rendering {DEFAULT_SAMPLES} tabletop samples into {default_folder()}, once", flush=True)
+    command = [sys.executable, "-m", "lfhelpers", "data", "make", "--samples", str(DEFAULT_SAMPLES), "--shard-mb",
+               str(DEFAULT_SHARD_MB)]
+    if subprocess.run(command, stdin=subprocess.DEVNULL).returncode:
+        raise LfError(f"the default dataset can't be made in {default_folder()}; the reason stands above. "
+                      "Give another folder of shards with data.path=FOLDER.")
+
+
+def default_folder() -> Path:
+    """Where the default tabletop set lies: beside the runs."""
+    return root() / "data" / "tabletop"
+
+
+def make_tabletop(out: Path | None, samples: int, *, shard_mb: float, jobs: int | None = None, seed: int = 0,
+                  distractors: int = 3) -> Manifest:
+    """Render tabletop scenes into shards; continues where an interrupted call stopped."""
+    source = {"world": "tabletop", "seed": seed, "distractors": distractors}
+    return write(out or default_folder(), functools.partial(_sample, seed, distractors), samples, shard_mb=shard_mb,
+                 jobs=jobs or usable_cores(), seed=seed, source=source)
+
+
+def _sample(seed: int, distractors: int, index: int) -> dict[str, bytes]:
+    from lfhelpers.workloads.vla.tabletop.dataset import sample
+
+    return sample(seed, index, distractors)

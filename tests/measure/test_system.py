@@ -1,0 +1,87 @@
+"""The monitor watches real processes; NVML is played by a fake, since its failures must cost nothing."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from lfhelpers.measure import hardware
+from lfhelpers.measure.system import Monitor
+
+HOLD = "import sys, time; block = b'x' * (150 * 2**20); print('ready', flush=True); sys.stdin.read()"
+WITH_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}])"
+
+
+class FakeNvml:
+    """A GPU whose readings are given in advance; an exception among them is raised."""
+
+    def __init__(self, percent, used):
+        self.percent, self.used = iter(percent), iter(used)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        value = next(self.percent)
+        if isinstance(value, Exception):
+            raise value
+        return SimpleNamespace(gpu=value)
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(used=next(self.used))
+
+
+def watch(monitor, seconds_of_work=0.3):
+    """Sample while another process keeps a core busy."""
+    monitor.start()
+    busy = f"import time; end = time.time() + {seconds_of_work}\nwhile time.time() < end: pass"
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    return monitor.stop()
+
+
+def test_a_busy_core_shows_and_no_gpu_is_none():
+    usage = watch(Monitor(interval=0.05))
+    assert 40 / os.cpu_count() < usage["cpu_percent"] <= 100
+    assert usage["cpu_count"] == os.cpu_count()
+    assert usage["gpu_percent"] is None and usage["gpu_memory_gib"] is None
+    assert 0.01 < usage["host_rss_gib"] < 100
+
+
+@pytest.mark.parametrize("code", [HOLD, WITH_CHILD], ids=["the process itself", "its child"])
+def test_memory_of_the_whole_tree_is_counted(code):
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        usage = Monitor(pid=process.pid, interval=0.05).start().stop()
+        process.communicate()
+    assert 150 / 1024 < usage["host_rss_gib"] < 0.4
+
+
+def test_a_tree_that_has_ended_is_nothing():
+    process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    assert Monitor(pid=int(process.stdout)).start().stop()["host_rss_gib"] == 0
+
+
+def test_gpu_figures_are_mean_use_and_peak_memory(monkeypatch):
+    fake = FakeNvml([100, 50, 0, *[50] * 1000], [2**30, 3 * 2**30, *[2**30] * 1000])
+    monkeypatch.setattr(hardware, "nvml", lambda: fake)
+    monkeypatch.setattr(hardware, "nvml_handle", lambda index: f"GPU {index}")
+    usage = watch(Monitor(gpu=0, interval=0.01), 0.2)
+    assert usage["gpu_percent"] == 50
+    assert usage["gpu_memory_gib"] == 3
+
+
+def test_failing_readings_are_left_out(monkeypatch):
+    fake = FakeNvml([RuntimeError("lost"), 80, *[RuntimeError("lost")] * 1000], [2**30] * 1000)
+    monkeypatch.setattr(hardware, "nvml", lambda: fake)
+    monkeypatch.setattr(hardware, "nvml_handle", lambda index: "GPU")
+    assert watch(Monitor(gpu=0, interval=0.01), 0.2)["gpu_percent"] == 80
+    assert watch(Monitor(gpu=0, interval=0.01), 0)["gpu_percent"] is None
+
+
+def test_a_gpu_that_nvml_does_not_know_is_none(monkeypatch):
+    monkeypatch.setattr(hardware, "nvml_handle", lambda index: None)
+    assert Monitor(gpu=3).start().stop()["gpu_percent"] is None
+
+
+def test_stopping_twice_gives_the_same_answer():
+    monitor = Monitor(interval=0.05).start()
+    assert monitor.stop() == monitor.stop()
