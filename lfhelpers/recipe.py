@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -24,6 +24,15 @@ class Section(BaseModel):
     """A frozen group of fields; an unknown field is an error, never ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, data: Any) -> Any:
+        """TOML has no null, so "none" stands for it where a field may be without a value."""
+        if not isinstance(data, Mapping):
+            return data
+        optional = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
+        return {key: None if key in optional and value == "none" else value for key, value in data.items()}
 
 
 class WorkloadFields(Section):
@@ -268,16 +277,14 @@ def diff(left: Recipe, right: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """'ddp.bucket_mb=100' as ('ddp.bucket_mb', 100); 'none' is None, and what is no TOML value is a string."""
+    """'ddp.bucket_mb=100' as ('ddp.bucket_mb', 100); what is no TOML value is a string."""
     path, equals, raw = text.partition("=")
     if not equals or not path.strip():
         raise LfError(f"'{text}' is no override: write field=value, for example ddp.bucket_mb=100")
-    if raw.strip().lower() == "none":
-        return path.strip(), None
     try:
         return path.strip(), tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
-        return path.strip(), raw
+        return path.strip(), raw.strip()
 
 
 def _base(source: str | Path | Recipe) -> Recipe:

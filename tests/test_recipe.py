@@ -80,10 +80,14 @@ def test_diff_names_exactly_the_fields_that_differ():
     assert set(diff(recipe("competent"), recipe("as_found"))) == set(NAMED["as_found"])
 
 
+def test_none_is_no_value_where_a_field_allows_that_and_a_word_elsewhere():
+    job = recipe("full", "ddp.bucket_mb=none", "optimizer.lr = none", "compile.scope=none", "data.shuffle=none")
+    assert (job.ddp.bucket_mb, job.optimizer.lr, job.compile.scope, job.data.shuffle) == (None, None, "none", "none")
+
+
 def test_values_that_are_no_toml_are_strings():
     assert parse_override("workload.use=a/b.py:Mine") == ("workload.use", "a/b.py:Mine")
     assert parse_override("optimizer.lr=1e-4") == ("optimizer.lr", 1e-4)
-    assert parse_override("optimizer.lr = none") == ("optimizer.lr", None)
 
 
 def test_every_field_is_documented():

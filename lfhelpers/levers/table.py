@@ -1,7 +1,7 @@
-"""The table of levers: what each optimisation changes in the recipe, when it can't be pulled, and what it does to results.
+"""The table of levers: what each optimisation changes in the recipe, when it can't be pulled, what it does to results.
 
-The named recipes are points on this ladder: `as_found` with every lever up to `competent` is `competent`, and with all of
-them it is `full` (a test holds the two files together).
+The named recipes are points on this ladder: `as_found` with every lever up to `competent` is `competent`, and with all
+of them it is `full` (a test holds the two files together).
 """
 
 from __future__ import annotations

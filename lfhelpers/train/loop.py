@@ -138,7 +138,7 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClo
         with probe or contextlib.nullcontext():
             values = step(index, feed, plan.micro_batches(index))
         clock.end(values, step=done, epoch=plan.epoch(index), samples=plan.real_samples(index), at=time.perf_counter(),
-                  probe=done == probed)
+                  probe=done == probed, graphs=compile_lever.graphs(job))
         communication.after_step(done - start)
         recorder.collect()
         if probe:

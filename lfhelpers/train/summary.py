@@ -51,8 +51,8 @@ def summarise(job: Recipe, ranks: Ranks, rows: Sequence[Mapping[str, Any]], mean
                      for phase in (*PHASES, "step")},
         "host_ms": statistics.fmean(mean["host"] for mean in means),
         "flops_per_sample": flops_per_sample,
+        "recompiles": rows[-1]["graphs"] - rows[0]["graphs"],
         "mfu": _mfu(job, ranks, flops_per_sample * samples_per_s / ranks.world),
-        "recompiles": _recompiles(job),
     }
 
 
@@ -70,12 +70,3 @@ def _mfu(job: Recipe, ranks: Ranks, flops_per_s: float) -> dict[str, Any]:
     peak, reason = peak_tflops(torch.cuda.get_device_name(), job.precision.mode)
     return {"value": flops_per_s / (peak * 1e12) if peak else None, "peak_tflops": peak,
             "convention": f"{MFU_CONVENTION}; {reason}"}
-
-
-def _recompiles(job: Recipe) -> int:
-    """How often torch.compile had to compile a frame again because a guard failed."""
-    if job.compile.scope == "none":
-        return 0
-    from torch._dynamo.utils import get_compilation_metrics  # heavy to import, so only where something was compiled
-
-    return sum(metric.recompile_reason is not None for metric in get_compilation_metrics())

@@ -2,9 +2,9 @@
 
 Convention: a multiply-add is 2 FLOPs; matrix products and attention only; causal attention counts the full square, as
 torch's FlopCounterMode does; a layer whose input needs no gradient has no product for it; frozen layers are forward
-only, unless gradients pass through them. Attention's backward counts the four products of the mathematics. Flash kernels
-compute the scores a second time, and FlopCounterMode counts that fifth product: recomputation is no useful work, so it
-is left out here (below 1 % of a step in every size), and MFU is not flattered by it.
+only, unless gradients pass through them. Attention's backward counts the four products of the mathematics. Flash
+kernels compute the scores a second time, and FlopCounterMode counts that fifth product: recomputation is no useful
+work, so it is left out here (below 1 % of a step of the named recipes), and MFU is not flattered by it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The language model: a Qwen3-like decoder over image tokens and text.
 
 Image tokens come first, then text of a fixed length. Pad tokens are ordinary tokens and nothing is masked but the
-future: a mask tensor would force the attention off the flash kernels, and a varying length would break graphs. The price
-is the padding's computation, and that the model must learn to ignore pad tokens (they always stand at the end).
+future: a mask tensor would force the attention off the flash kernels, and a varying length would break graphs. The
+price is the padding's computation, and that the model must learn to ignore pad tokens (they always stand at the end).
 """
 
 from __future__ import annotations

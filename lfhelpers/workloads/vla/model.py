@@ -1,7 +1,8 @@
 """The whole vision-language-action model, what of it is trained, and how it is stored.
 
 Frozen parts run without autograd: they save no activations and cost a forward pass only, which in `full` still is more
-than half of a step's arithmetic. Frozen weights may be kept in bf16 (half the memory, no casts); trained ones stay fp32.
+than half of a step's arithmetic. Frozen weights may be kept in bf16 (half the memory, no casts), trained ones stay
+in fp32.
 """
 
 from __future__ import annotations
@@ -78,13 +79,14 @@ class VlaModel(nn.Module):
         return context[:, image:], context[:, :image]
 
     def _text_loss(self, hidden: Tensor, batch: Batch) -> Tensor | None:
-        """Mean cross-entropy of each sample's labelled tokens, float32 [B]; None where only the published waste was asked for."""
+        """Mean cross-entropy of each sample's labelled tokens, float32 [B]; None for the published waste alone."""
         answers = self.size.language.answer_tokens
         logits = self.lm_head(hidden if self.fields.compute_logits else hidden[:, -answers:])
         if not self.fields.text_loss:
             return None  # as published: logits of every token, thrown away
         labels = batch["text_labels"]
-        loss = F.cross_entropy(logits[:, -answers:].float().transpose(1, 2), labels, ignore_index=IGNORE, reduction="none")
+        scores = logits[:, -answers:].float().transpose(1, 2)
+        loss = F.cross_entropy(scores, labels, ignore_index=IGNORE, reduction="none")
         return loss.sum(dim=1) / (labels != IGNORE).sum(dim=1).clamp(min=1)
 
 
@@ -95,7 +97,8 @@ def trained_layers(size: Size, fields: WorkloadFields) -> int:
         return layers
     top = size.language.trained if fields.tune_top_layers is None else fields.tune_top_layers
     if top > layers:
-        raise LfError(f"recipe field 'workload.tune_top_layers' = {top}: the decoder of size '{size.name}' has {layers} layers.")
+        raise LfError(f"recipe field 'workload.tune_top_layers' = {top}: "
+                      f"the decoder of size '{size.name}' has {layers} layers; take {layers} or fewer.")
     return top
 
 
@@ -112,7 +115,7 @@ def store_frozen_in_bf16(model: nn.Module) -> None:
 
 
 def _set_trained(model: VlaModel) -> None:
-    """requires_grad as published (action head, norm before it, top decoder layers), widened by the recipe's switches."""
+    """requires_grad as published (action head, its norm, top decoder layers), widened by the recipe's switches."""
     model.requires_grad_(False)
     first = model.size.language.layers - trained_layers(model.size, model.fields)
     trained: list[nn.Module] = [model.norm, model.head, *model.decoder.layers[first:]]

@@ -1,8 +1,8 @@
 """The three sizes of the reference model: one structure, only the numbers change.
 
-`full` is the published GR00T N1.6 (NVIDIA/Isaac-GR00T, branch n1d6; released checkpoint dimensions). `small` keeps its
-regime, a heavy frozen tower before hundreds of small kernels, on a fraction of the memory; `tiny` trains on a laptop's CPU.
-The price of smaller sizes: matrix products shrink faster than kernel counts, so launch overhead weighs more than in `full`.
+`full` is the published GR00T N1.6 (NVIDIA/Isaac-GR00T, branch n1d6; dimensions of the released checkpoint). `small`
+keeps its regime, a heavy frozen tower before hundreds of small kernels, in far less memory; `tiny` trains on a CPU. The
+price: matrix products shrink faster than kernel counts, so launch overhead weighs more than in `full`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LanguageSize:
     tokens: int
     """Length of the instruction, padding included."""
     answer_tokens: int
-    """Length of the caption and the answered questions that follow it where the text loss is on. Not published: ours."""
+    """Length of the caption and answered questions, which follow where the text loss is on. Ours, not published."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ SIZES: dict[str, Size] = {size.name: size for size in (
         "full",
         VisionSize(layers=27, width=1152, ffn=4304, heads=16, pixels=252, positions=16),
         LanguageSize(layers=16, trained=4, width=2048, ffn=6144, heads=16, kv_heads=8, head_dim=128,
-                     vocabulary=151_680, tokens=37, answer_tokens=64),
+                     vocabulary=151_680, tokens=37, answer_tokens=128),
         ActionSize(layers=32, heads=32, head_dim=48, out=1024, embodiments=32, state_dim=128, action_dim=128,
                    hidden=1024, horizon=50, positions=1024),
         lr=1e-4,
@@ -116,7 +116,7 @@ SIZES: dict[str, Size] = {size.name: size for size in (
         "small",
         VisionSize(layers=12, width=512, ffn=2048, heads=8, pixels=224, positions=16),
         LanguageSize(layers=8, trained=2, width=768, ffn=2304, heads=12, kv_heads=6, head_dim=64, vocabulary=16_384,
-                     tokens=32, answer_tokens=64),
+                     tokens=32, answer_tokens=128),
         ActionSize(layers=16, heads=16, head_dim=48, out=512, embodiments=8, state_dim=32, action_dim=32, hidden=512,
                    horizon=16, positions=256),
         lr=3e-4,
@@ -125,7 +125,7 @@ SIZES: dict[str, Size] = {size.name: size for size in (
         "tiny",
         VisionSize(layers=2, width=64, ffn=192, heads=4, pixels=56, positions=4),
         LanguageSize(layers=4, trained=1, width=96, ffn=288, heads=4, kv_heads=2, head_dim=24, vocabulary=512,
-                     tokens=16, answer_tokens=48),
+                     tokens=16, answer_tokens=64),
         ActionSize(layers=4, heads=4, head_dim=24, out=64, embodiments=4, state_dim=16, action_dim=16, hidden=64,
                    horizon=16, positions=64),
         lr=1e-3,

@@ -1,8 +1,8 @@
 """The vision tower (SigLIP2-like ViT) and the connector to the decoder.
 
-All views pass in one call: one large matrix product instead of one a camera. Query, key and value are separate products,
-as published, so that a fusion of them is a lever and not a head start. The published tower's pooling head is never used
-by the policy and is left out.
+All views pass in one call: one large matrix product instead of one a camera. Query, key and value are separate
+products, as published, so that a fusion of them is a lever and not a head start. The published tower's pooling head is
+never used by the policy and is left out.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Connector(nn.Module):
 
 
 def patches(images: Tensor, patch: int) -> Tensor:
-    """Images to float32 [B*V, patches, 3*patch*patch]: uint8 [B, V, P, P, 3] scaled here to -1..1, or float [B, V, 3, P, P]."""
+    """uint8 [B, V, P, P, 3], scaled here to -1..1, or float [B, V, 3, P, P], to float32 [B*V, patches, values]."""
     if images.dtype == torch.uint8:
         images = images.movedim(-1, -3)
     grid = images.shape[-1] // patch

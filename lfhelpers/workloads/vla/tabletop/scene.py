@@ -1,8 +1,8 @@
 """What stands on the table: a scene is a pure function of (seed, index), drawn from a counter-based generator.
 
 Philox keyed by both numbers makes any scene directly addressable: no state is carried from one scene to the next, so
-order, processes and resuming never change a byte. Lengths are metres; x runs to the right, y away from the front camera,
-z up. The target's colour is unique among the objects, so an instruction that names it is never ambiguous.
+order, processes and resuming never change a byte. Lengths are metres; x runs to the right, y away from the front
+camera, z up. The target's colour is unique among the objects, so an instruction that names it is never ambiguous.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 from lfhelpers.errors import LfError
 
 COLOURS: dict[str, tuple[int, int, int]] = {
-    "red": (205, 28, 32), "orange": (236, 120, 14), "yellow": (232, 208, 28), "green": (28, 140, 48),
-    "cyan": (50, 200, 214), "blue": (30, 66, 200), "purple": (132, 40, 168), "white": (226, 226, 222)}
-SHAPES = ("block", "ball", "cylinder", "cone", "star")
+    "red": (208, 26, 26), "yellow": (232, 210, 24), "green": (26, 146, 42), "cyan": (40, 198, 212),
+    "blue": (30, 40, 208), "purple": (156, 34, 176), "white": (226, 226, 222)}
+"""Hues at least 45 degrees apart: an augmentation that turns all hues by up to 22 leaves each colour its name."""
+SHAPES = ("block", "ball", "cylinder", "pyramid", "star")
 RADII = (0.040, 0.046, 0.052)
 """Small, medium and large: half of an object's width, in metres."""
 YAWS = 6
@@ -26,11 +27,11 @@ AREA = (0.30, 0.20)
 """Objects stand within plus and minus this of the table's centre."""
 SPACING = 0.125
 """Least distance between two objects' centres: more than two of the largest."""
-STARTS = (0.08, 0.06)
-"""The gripper starts within plus and minus this of the centre, so that its place says nothing of the target's."""
+STARTS = ((-0.08, 0.08), (-0.06, 0.06), (0.14, 0.20))
+"""Where the gripper starts: over the middle, drawn apart from the objects, so that its place tells nothing of them."""
 MOST_DISTRACTORS = 5
-LOOKS = 8
-"""Table tops: even numbers are wooden, odd ones are covered with cloth."""
+LOOKS, LIGHTS = 8, 31
+"""Table tops: even numbers are wooden, odd ones are covered with cloth. Brightness has 32 steps."""
 
 
 class Gripper(NamedTuple):
@@ -62,14 +63,19 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """Objects, which of them is named, the table's look (0..LOOKS-1), the light (0..1), and where the gripper starts."""
+    """All that a picture, an instruction and an episode are made from."""
 
     things: tuple[Thing, ...]
     target: int
+    """The number of the object that the instruction names."""
     look: int
-    light: float
+    """The table top, 0..LOOKS-1."""
+    light: int
+    """Brightness, 0..LIGHTS."""
     noise: int
+    """Chooses the sensor noise and the phrasings."""
     start: Gripper
+    """Where the gripper is at the start of an episode."""
 
     @property
     def named(self) -> Thing:
@@ -96,8 +102,9 @@ def scene(seed: int, index: int, distractors: int = 3) -> Scene:
     colours = [named if i == target else str(draw.choice(others)) for i in range(count)]
     things = tuple(Thing(colour, str(draw.choice(SHAPES)), float(draw.choice(RADII)), x, y, int(draw.integers(YAWS)))
                    for colour, (x, y) in zip(colours, _places(draw, count), strict=True))
-    start = Gripper(*(float(draw.uniform(-limit, limit)) for limit in STARTS), float(draw.uniform(0.14, 0.20)))
-    return Scene(things, target, int(draw.integers(LOOKS)), float(draw.random()), int(draw.integers(1 << 31)), start)
+    x, y, z = (float(draw.uniform(low, high)) for low, high in STARTS)
+    look, light, noise = (int(draw.integers(high)) for high in (LOOKS, LIGHTS + 1, 1 << 31))
+    return Scene(things, target, look, light, noise, Gripper(x, y, z))
 
 
 def _places(draw: np.random.Generator, count: int) -> list[tuple[float, float]]:

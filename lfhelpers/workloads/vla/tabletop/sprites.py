@@ -7,7 +7,8 @@ negative inside, in units of the object's radius, so a new shape is one more fun
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,11 @@ from PIL import Image
 
 from lfhelpers.workloads.vla.tabletop.scene import LOOKS, YAWS, generator
 
-Array = NDArray[np.float32]
+Array = NDArray[np.floating]
 
-SPAN = 1.9
+SPAN = 1.6
 """Half of a sprite's width, in radii of the object."""
-PIXELS = 240
+PIXELS = 216
 """A sprite's width and height."""
 MIDDLE = 0.8
 """Height of the point that a sprite's centre shows, in radii above the foot."""
@@ -29,7 +30,8 @@ TABLE = (0.42, 0.31)
 """Half the extent of the table itself."""
 DENSITY = 1100
 """Pixels a metre of a table top's picture."""
-_LIGHT = np.array([-0.45, 0.35, 0.82], dtype=np.float32)
+_LIGHT = np.array([-0.451, 0.351, 0.822], dtype=np.float32)
+"""Towards the light, from the left and above."""
 _WOODS = (((150, 112, 74), (196, 158, 112)), ((84, 58, 42), (124, 90, 66)), ((168, 140, 108), (206, 182, 150)),
           ((112, 84, 66), (150, 120, 98)))
 _CLOTHS = (((96, 98, 102), (128, 130, 134)), ((150, 144, 132), (184, 178, 166)), ((52, 56, 64), (84, 88, 96)),
@@ -37,7 +39,7 @@ _CLOTHS = (((96, 98, 102), (128, 130, 134)), ((150, 144, 132), (184, 178, 166)),
 
 
 def _block(x: Array, y: Array, z: Array) -> Array:
-    return np.maximum(np.maximum(np.abs(x), np.abs(y)) - 0.82, np.abs(z - 0.75) - 0.75)
+    return np.maximum(np.maximum(np.abs(x), np.abs(y)) - 0.82, z - 1.5)
 
 
 def _ball(x: Array, y: Array, z: Array) -> Array:
@@ -45,11 +47,11 @@ def _ball(x: Array, y: Array, z: Array) -> Array:
 
 
 def _cylinder(x: Array, y: Array, z: Array) -> Array:
-    return np.maximum(np.sqrt(x * x + y * y) - 0.82, np.abs(z - 0.8) - 0.8)
+    return np.maximum(np.sqrt(x * x + y * y) - 0.82, z - 1.6)
 
 
-def _cone(x: Array, y: Array, z: Array) -> Array:
-    return np.maximum((np.sqrt(x * x + y * y) - 1.0 + 0.55 * z) * 0.876, -z)
+def _pyramid(x: Array, y: Array, z: Array) -> Array:
+    return (np.maximum(np.abs(x), np.abs(y)) - 0.95 + 0.6 * z) * 0.857
 
 
 def _star(x: Array, y: Array, z: Array) -> Array:
@@ -58,43 +60,54 @@ def _star(x: Array, y: Array, z: Array) -> Array:
     for kx, ky in ((0.809017, -0.587785), (-0.809017, -0.587785)):
         fold = 2.0 * np.maximum(kx * a + ky * b, 0.0)
         a, b = a - fold * kx, b - fold * ky
-    flank = 0.854 * np.abs(a) + 0.520 * (b - 1.2)
-    return np.maximum(flank, np.abs(z - 0.4) - 0.4)
+    return np.maximum(0.854 * np.abs(a) + 0.520 * (b - 1.2), z - 0.8)
 
 
-_SHAPES = {"block": _block, "ball": _ball, "cylinder": _cylinder, "cone": _cone, "star": _star}
-_TURNS = {"block": 90.0, "star": 72.0}
+_SHAPES = {"block": _block, "ball": _ball, "cylinder": _cylinder, "pyramid": _pyramid, "star": _star}
+_TURNS = {"block": 90.0, "pyramid": 90.0, "star": 72.0}
 """Degrees after which a shape looks the same again; the others always do."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def sprite(shape: str, yaw: int, sine: float) -> tuple[Image.Image, Image.Image]:
-    """(shade, mask), each mode L, PIXELS square: `shape` seen from an elevation with the given sine, unit radius."""
+    """(shade, mask), each mode L, PIXELS square: `shape` of radius 1 seen from an elevation with the given sine."""
     step = 2.0 * SPAN / PIXELS
-    across, up = np.meshgrid((np.arange(PIXELS, dtype=np.float32) + 0.5) * step - SPAN,
-                             SPAN - (np.arange(PIXELS, dtype=np.float32) + 0.5) * step)
+    line = (np.arange(PIXELS, dtype=np.float32) + 0.5) * step - SPAN
+    across, up = np.meshgrid(line, -line)
     cosine = float(np.sqrt(1.0 - sine * sine))
     angle = np.deg2rad(_TURNS.get(shape, 0.0) * yaw / YAWS)
     c, s = float(np.cos(angle)), float(np.sin(angle))
 
-    def inside(z: Array, dx: float = 0.0, dy: float = 0.0, dz: float = 0.0) -> Array:
-        """The implicit function where the line of sight through each pixel passes height z, moved by (dx, dy, dz)."""
-        x, y = across + dx, (up - (z - MIDDLE) * cosine) / sine + dy
-        return _SHAPES[shape](c * x + s * y, c * y - s * x, z + dz)
+    def solid(height: Array, moved: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> Array:
+        """The shape's function where the line of sight through each pixel passes `height`, plus `moved`."""
+        x, y = across + moved[0], (up - (height - MIDDLE) * cosine) / sine + moved[1]
+        return _SHAPES[shape](c * x + s * y, c * y - s * x, height + moved[2])
 
-    nearest, height = np.full_like(across, np.inf), np.zeros_like(across)
-    for z in np.linspace(2.0, 0.0, 81, dtype=np.float32):  # downwards: the first height inside is the visible one
-        value = inside(np.float32(z) * np.ones(1, dtype=np.float32))
-        closer = (nearest > 0) & (value < nearest)
-        nearest, height = np.where(closer, value, nearest), np.where(closer, z, height)
-    e = 0.03
-    normal = np.stack([inside(height, dx=e) - inside(height, dx=-e), inside(height, dy=e) - inside(height, dy=-e),
-                       inside(height, dz=e) - inside(height, dz=-e)])
+    height, nearest = _first_hit(solid)
+    sides = [np.roll([0.02, 0.0, 0.0], axis) for axis in range(3)]
+    normal = np.stack([solid(height, tuple(side)) - solid(height, tuple(-side)) for side in sides])
     normal /= np.maximum(np.sqrt((normal * normal).sum(0)), 1e-6)
-    facing = np.maximum((normal * (_LIGHT / np.sqrt((_LIGHT**2).sum()))[:, None, None]).sum(0), 0.0)
-    shade = 70.0 + 125.0 * facing + 60.0 * facing**24
-    mask = np.clip(0.5 - nearest / step, 0.0, 1.0) * 255.0
-    return (Image.fromarray(shade.clip(0, 255).astype(np.uint8)), Image.fromarray(mask.astype(np.uint8)))
+    facing = np.maximum((normal * _LIGHT[:, None, None]).sum(0), 0.0)
+    shade = 62.0 + 160.0 * facing + 40.0 * facing**24
+    mask = np.clip(1.0 - nearest / step, 0.0, 1.0) * 255.0  # softened outside of the outline
+    return Image.fromarray(shade.clip(0, 255).astype(np.uint8)), Image.fromarray(mask.astype(np.uint8))
+
+
+def _first_hit(solid: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """The height at which each line of sight enters the solid, coming from above, and its least value on the way."""
+    top, step = 2.0, 0.05
+    nearest = solid(np.full((PIXELS, PIXELS), top, dtype=np.float32))
+    height = np.zeros_like(nearest)
+    for z in np.arange(top - step, -1e-6, -step, dtype=np.float32):
+        value = solid(np.full_like(nearest, z))
+        height = np.where((nearest > 0) & (value < nearest), z, height)
+        nearest = np.where(nearest > 0, np.minimum(value, nearest), nearest)
+    outside, inside = height + np.float32(step), height
+    for _ in range(8):
+        middle = (outside + inside) / 2
+        hit = solid(middle) < 0
+        outside, inside = np.where(hit, outside, middle), np.where(hit, middle, inside)
+    return inside, nearest
 
 
 @lru_cache(maxsize=LOOKS)

@@ -1,0 +1,83 @@
+"""Which notebooks there are, and what their first cell says about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from lfhelpers import runs
+from lfhelpers.errors import LfError, nearest
+
+
+def folder() -> Path:
+    """The playbook's notebooks: `notebooks` of the checkout, or of the current folder where there is none."""
+    return runs.project() / "notebooks"
+
+
+def select(names: Sequence[str] | None = None, inside: Path | None = None) -> list[Path]:
+    """Notebooks in order: all of the folder, or those given by number ('01'), name ('01_diagnosis') or path.
+
+    Raises LfError for a name that fits none.
+    """
+    inside = inside or folder()
+    known = {path.stem: path for path in sorted(inside.glob("[0-9][0-9]_*.ipynb"))}
+    if not names:
+        if not known:
+            raise LfError(f"no notebooks in {inside}; run from the playbook's checkout, or name a .ipynb file.")
+        return list(known.values())
+    return list(dict.fromkeys(_one(name, known, inside) for name in names))
+
+
+def read(path: Path) -> NotebookNode:
+    """The notebook as it stands in the file. Raises LfError where the file is missing or no notebook of version 4."""
+    try:
+        notebook = nbformat.v4.reads(path.read_text())  # nbformat.read would mend what the lint is there to find
+    except OSError as error:
+        raise LfError(f"notebook {path} can't be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise LfError(f"{path} is no notebook: {error}.") from error
+    if notebook.get("nbformat") != 4 or not isinstance(notebook.get("cells"), list):
+        raise LfError(f"{path} is no notebook of format 4; open and save it in JupyterLab.")
+    return notebook
+
+
+def tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
+    """The cells that carry a tag."""
+    return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
+
+
+def title(notebook: NotebookNode) -> str:
+    """The first heading of the first cell; empty where there is none."""
+    found = re.search(r"^# +(.+)$", _first(notebook), flags=re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def question(notebook: NotebookNode) -> str:
+    """The first sentence of the first cell that ends with a question mark: what the notebook answers."""
+    text = re.sub(r"^#.*$", "", _first(notebook), flags=re.MULTILINE).replace("*", "")
+    found = re.search(r"([^.?!]+\?)", " ".join(text.split()))
+    return found[1].strip() if found else ""
+
+
+def _first(notebook: NotebookNode) -> str:
+    cell = notebook.cells[0] if notebook.cells else None
+    return cell.source if cell is not None and cell.cell_type == "markdown" else ""
+
+
+def _one(name: str, known: dict[str, Path], inside: Path) -> Path:
+    if name.endswith(".ipynb"):
+        path = Path(name).absolute()
+        if path.exists():
+            return path
+        raise LfError(f"no notebook {path}.")
+    if name in known:
+        return known[name]
+    numbered = [path for stem, path in known.items() if stem.partition("_")[0] == name]
+    if len(numbered) == 1:
+        return numbered[0]
+    hint = nearest(name, [*known, *(stem[:2] for stem in known)]) if known else "there is none."
+    raise LfError(f"no notebook '{name}' in {inside}; {hint}")

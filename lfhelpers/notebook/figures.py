@@ -1,0 +1,79 @@
+"""Figures that everyone can read and git can diff: SVG with real text, a finding as alt text, a table beside.
+
+matplotlib's Figure is drawn by its SVG backend alone. pyplot is left out: it keeps global state, picks a backend by the
+environment, and keeps every figure alive. The picture goes out as <img> with a data URI, because that is the route on
+which the alt text survives the notebook's HTML export.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from lfhelpers.notebook import output
+from lfhelpers.notebook.tables import Table
+
+# Okabe and Ito's palette, told apart by colour-blind eyes; yellow is left out, as it vanishes on white.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+HATCHES = ("", "//", "||", "xx", "\\\\", "++", "--")  # no dots: as SVG they weigh 70 KB
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+POINTS = 500
+"""Most points that a line is drawn with: more can't be seen, and make a file of megabytes."""
+INK = "#1f2328"
+SVG: dict[Any, Any] = {"svg.hashsalt": "lfhelpers", "svg.fonttype": "none", "font.family": "sans-serif",
+                      "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"]}
+
+
+def blank(width: float = 7.2, height: float = 3.0) -> tuple[Figure, Axes]:
+    """An empty white figure of width x height inches, with one plot in it and no frame on its top and right."""
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def svg(figure: Figure, title: str) -> str:
+    """The figure as SVG text: the same bytes for the same drawing, with text kept as text."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(SVG):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
+    return buffer.getvalue()
+
+
+def show(figure: Figure, alt: str, table: Table | None = None, caption: str = "") -> None:
+    """Show a figure with its finding as alt text and caption, and its numbers as a table.
+
+    `alt` is a sentence that states what the figure shows, not what it is; a terminal gets that sentence and the table.
+    """
+    text = alt if table is None else f"{alt}\n{table.text()}"
+    output.put(html(figure, alt, table, caption), text)
+
+
+def html(figure: Figure, alt: str, table: Table | None = None, caption: str = "") -> str:
+    """A <figure> with the picture inside, so that it needs no file and no network, and the table under it."""
+    data = base64.b64encode(svg(figure, alt).encode()).decode()
+    picture = (f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}" '
+               'style="max-width:100%;height:auto;background:#fff">')
+    below = table.html() if table else ""
+    return (f'<figure style="margin:0">{picture}<figcaption>{escape(caption or alt)}</figcaption></figure>{below}')
+
+
+def thin(values: Sequence[Any], most: int = POINTS) -> list[Any]:
+    """At most `most` of the values, evenly spaced, the first and the last among them."""
+    if len(values) <= most:
+        return list(values)
+    step = (len(values) - 1) / (most - 1)
+    return [values[round(index * step)] for index in range(most)]
