@@ -6,3 +6,14 @@
 
 Importing the package loads neither torch nor DALI nor matplotlib.
 """
+
+# These names hide the modules of the same name on purpose: `lf.launch(...)` is the verb. Inside the package everything
+# is imported as `from lfhelpers.launch import ...`, which reaches the module.
+from lfhelpers.diagnose import compare, diagnose
+from lfhelpers.errors import LfError
+from lfhelpers.launch import launch, start, status_line, watch
+from lfhelpers.recipe import Recipe, diff, recipe
+from lfhelpers.runs import Run, find, load
+
+__all__ = ["LfError", "Recipe", "Run", "compare", "diagnose", "diff", "find", "launch", "load", "recipe", "start",
+           "status_line", "watch"]

@@ -34,8 +34,10 @@ def launch(
     """Train a recipe in a run folder of its own, through torchrun, and show where its steps' time went."""
     from lfhelpers.diagnose import diagnose
     from lfhelpers.launch import launch as start
+    from lfhelpers.runs import load
 
-    job = _recipe([*(overrides or []), *([f"steps={steps}"] if steps is not None else [])])
+    changes = [*(overrides or []), *([f"steps={steps}"] if steps is not None else [])]
+    job = load(resume).recipe if resume and not changes else _recipe(changes)
     run = start(job, nproc, resume=resume, port=port)
     print(diagnose(run).table())
     print(f"run folder: {run.path}")

@@ -1,9 +1,10 @@
 """Process trees: who belongs to one, how to end it for certain, and how a child dies with its parent.
 
-torchrun starts every worker in a session of its own, so a signal to a process group never reaches the workers, and killing
-torchrun orphans them. Trees are therefore recorded member by member as (pid, start time), because the system hands a pid
-out again, and looked up afresh while they are being ended, because dying programs still start others. One scan of the
-process table costs about 20 us a process: nothing while a job is ended, too much for a loop that never sleeps.
+torchrun starts every worker in a session of its own, so a signal to a process group never reaches the workers, and
+killing torchrun orphans them. Trees are therefore recorded member by member as (pid, start time), because the system
+hands a pid out again, and looked up afresh while they are being ended, because dying programs still start others. One
+scan of the process table costs about 30 us a process: nothing while a job is being ended, too much for a loop without
+pauses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 
 import psutil
 
-SUPERVISOR = "LFHELPERS_SUPERVISOR"  # environment of a job's processes: the supervisor's pid:start time
+RUN = "LFHELPERS_RUN"  # in the environment of a job's processes: the run folder
+SUPERVISOR = "LFHELPERS_SUPERVISOR"  # likewise: the supervisor's pid:start time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_SLACK = 2.0  # seconds; psutil derives the start from the wall clock, which may be set while processes live
@@ -68,9 +70,9 @@ class Member:
 
 
 def descendants(*pids: int) -> set[Member]:
-    """All children, grandchildren and so on that the processes have now; the processes themselves are not among them."""
+    """All children, grandchildren and so on that the processes have now; the processes themselves are left out."""
     children = defaultdict(list)
-    for process in psutil.process_iter(["ppid"]):
+    for process in psutil.process_iter(["ppid", "create_time"]):
         children[process.info["ppid"]].append(process)
     found: set[Member] = set()
     queue, seen = list(pids), set(pids)
@@ -79,16 +81,17 @@ def descendants(*pids: int) -> set[Member]:
             if process.pid not in seen:
                 seen.add(process.pid)
                 queue.append(process.pid)
-                found.add(Member(process.pid, process.create_time()))
+                found.add(Member(process.pid, process.info["create_time"]))
     return found
 
 
-def end_tree(top: Member, known: set[Member], grace: float = 3.0, kill: float = 1.5, search: int | None = None) -> set[Member]:
+def end_tree(top: Member, known: set[Member], grace: float = 3.0, kill: float = 1.5,
+             search: int | None = None) -> set[Member]:
     """End `top` and its whole tree; returns the members still alive after `grace` + `kill` seconds, normally none.
 
-    TERM goes to `top` alone, which is expected to end its own; members that outlive it get their own TERM, and whatever is
-    left after `grace` gets KILL. `known`, the members recorded so far, is kept up to date; children are also looked for
-    under `search` (default: `top`), the process that adopts orphans.
+    TERM goes to `top` alone, which is expected to end its own; members that outlive it get their own TERM, and whatever
+    is left after `grace` gets KILL. `known`, the members recorded so far, is kept up to date; children are also looked
+    for under `search` (default: `top`), the process that adopts orphans.
     """
     told: set[Member] = set()
     deadline = time.monotonic() + grace
@@ -103,15 +106,15 @@ def end_tree(top: Member, known: set[Member], grace: float = 3.0, kill: float = 
             member.send(signal.SIGTERM if gentle else signal.SIGKILL)
         if gentle:
             told |= targets
-        time.sleep(0.02)
+        time.sleep(0.05)
     return living
 
 
 def die_with_parent(parent: int | None = None) -> tuple[bool, str]:
     """Have the kernel KILL this process when its parent ends; (whether that is armed, why not).
 
-    `parent` is the pid that the caller expects: if it is gone already, or the job's supervisor is, this process ends here.
-    Linux ties the signal to the parent's *thread* that started the child: start children from a thread that stays.
+    `parent` is the pid that the caller expects: if it is gone already, or the job's supervisor is, this process ends
+    here. Linux ties the signal to the parent's thread that started the child: start children from a thread that stays.
     """
     armed, reason = _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have died before the call above; then no signal will ever come. The supervisor's end takes torchrun
@@ -123,7 +126,7 @@ def die_with_parent(parent: int | None = None) -> tuple[bool, str]:
 
 
 def adopt_orphans() -> tuple[bool, str]:
-    """Make orphans among this process's descendants its own children, so that none is lost; (whether it holds, why not)."""
+    """Make orphans among this process's descendants its own children, so none is lost; (whether it holds, why not)."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from lfhelpers.errors import LfError, nearest
+from lfhelpers.processes import Member
 from lfhelpers.recipe import Recipe, recipe
 
 STATES = ("running", "done", "failed", "stopped")
@@ -176,4 +177,5 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _alive(pid: int | None) -> bool:
-    return pid is not None and Path(f"/proc/{pid}").exists() if Path("/proc").exists() else pid is not None
+    member = Member.of(pid) if pid else None
+    return member is not None and member.alive

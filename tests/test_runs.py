@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from lfhelpers import runs
@@ -39,10 +41,14 @@ def test_a_running_run_whose_process_is_gone_reads_as_stopped():
     assert run.status["state"] == "stopped"
     run.set_status("running", pid=os.getpid())
     assert run.status["state"] == "running"
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    gone = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    gone.stdout.read()
+    while psutil.Process(gone.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
     run.set_status("running", pid=gone.pid)
-    assert (run.status["state"], "killed" in run.status["reason"]) == ("stopped", True)
+    assert (run.status["state"], "killed" in run.status["reason"]) == ("stopped", True), "a zombie has ended"
+    gone.wait()
+    assert run.status["state"] == "stopped"
 
 
 def test_a_write_that_fails_leaves_the_old_file(monkeypatch, tmp_path):

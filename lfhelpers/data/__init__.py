@@ -1,0 +1,46 @@
+"""Shards, the order in which samples are read, and the engines that read them.
+
+One manifest, one order function, many engines: every engine delivers the same samples in the same order, so that
+comparing their speed is fair and changing one changes nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lfhelpers.data.manifest import Manifest
+from lfhelpers.data.order import Plan
+from lfhelpers.errors import LfError
+from lfhelpers.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lfhelpers.data.loader import Fields, Loader
+
+__all__ = ["Manifest", "Plan", "make_loader", "make_plan"]
+
+
+def make_plan(job: Recipe, manifest: Manifest, world: int) -> Plan:
+    """The order in which `world` ranks read the dataset under this recipe. Raises LfError where none would be left."""
+    return Plan(manifest.samples, world, job.batch.micro, job.batch.accumulate, job.seed, job.data.shuffle,
+                job.data.last, shard_of=manifest.rows.shard, manifest=manifest.hash)
+
+
+def make_loader(job: Recipe, manifest: Manifest, plan: Plan, fields: Fields,
+                sample: Callable[[Mapping[str, bytes]], Mapping[str, Tensor]], rank: int, *, start: int = 0,
+                stop: int) -> Loader:
+    """The recipe's engine, delivering the rank's batches of steps start..stop-1; loader.Loader says what a batch holds.
+
+    sample: makes one sample's tensors from the bytes of `fields.others`. Call this before the process uses CUDA: worker
+    processes start here. Raises LfError where the shards lack a member that `fields` names.
+    """
+    from lfhelpers.data.loader import Request
+
+    manifest.need((*fields.images, *fields.others))
+    if not 0 <= rank < plan.world:
+        raise LfError(f"rank {rank} is not one of the plan's {plan.world} ranks; make the plan for this world size.")
+    engine: Any = importlib.import_module(f"lfhelpers.data.engines.{job.data.loader}")
+    return engine.make(Request(job, manifest, plan, fields, sample, rank, start, stop))

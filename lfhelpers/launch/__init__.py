@@ -1,0 +1,143 @@
+"""Training jobs from a notebook or a shell: start torchrun, watch it, and leave nothing behind.
+
+A job is always a child process of a light supervisor (see supervisor.py), never code of the notebook's own process:
+forking a kernel that touched CUDA fails, functions of a cell can't be pickled, and a kernel that dies would leave ranks
+that hold GPUs. The price is a start of a few seconds, and that what runs must be a module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import IO
+
+from lfhelpers import processes, runs
+from lfhelpers.errors import LfError
+from lfhelpers.launch import checks
+from lfhelpers.launch.failures import ending, log_tail
+from lfhelpers.launch.watch import follow, last_step, screen, silent, status_line, watch
+from lfhelpers.recipe import Recipe, diff
+from lfhelpers.runs import Run
+
+__all__ = ["Job", "LaunchError", "launch", "start", "status_line", "watch"]
+
+STOP = 15.0  # seconds after which a supervisor that does not end its job is ended itself
+_running: set[Job] = set()  # keeps dropped Jobs: their pipe is what keeps the job alive
+
+
+class LaunchError(LfError):
+    """A job that did not end well; `run` is its folder, `report` what the first failing rank said."""
+
+    def __init__(self, run: Run, report: str) -> None:
+        super().__init__(report)
+        self.run = run
+        self.report = report
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the rank's own traceback, not the launcher's."""
+        return [self.report]
+
+
+class Job:
+    """A started job: the run it writes, and the supervisor that ends it."""
+
+    def __init__(self, run: Run, supervisor: subprocess.Popen[bytes]) -> None:
+        self.run = run
+        self._supervisor = supervisor
+        _running.add(self)
+
+    def poll(self) -> str:
+        """The run's state now: running, done, failed or stopped."""
+        code = self._supervisor.poll()
+        if code is None:
+            return "running"
+        _running.discard(self)
+        status = self.run.read("status.json")
+        if status["state"] == "running":  # the supervisor could not say how it ended
+            words = log_tail(self.run.path / "logs" / "supervisor.log")
+            reason = f"the supervisor {ending(code)}" + (f": {words[-1]}" if code > 0 and words else "")
+            with contextlib.suppress(OSError):  # on a full disk the old status stays, and its pid is gone
+                self.run.set_status("failed" if code > 0 else "stopped", reason)
+        return str(self.run.status["state"])
+
+    def wait(self, watch: bool = False) -> Run:
+        """The run when it is done, its line shown meanwhile on request; raises LaunchError if it ended otherwise.
+
+        An interrupt ends the job before it is passed on.
+        """
+        try:
+            follow(self.run, lambda: self.poll() != "running", screen() if watch else silent)
+        except KeyboardInterrupt:
+            self.stop(signal.SIGINT)
+            print(f"stopped at step {last_step(self.run)}", flush=True)
+            raise
+        status = self.run.status
+        if status["state"] != "done":
+            report = status.get("report") or f"{self.run.id} {status['state']}: {status['reason']}."
+            raise LaunchError(self.run, report)
+        return self.run
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """End the job and wait for the end of all its processes."""
+        supervisor = processes.Member.of(self._supervisor.pid)
+        if self._supervisor.poll() is None and supervisor:
+            self._supervisor.send_signal(signum)
+            try:
+                self._supervisor.wait(STOP)
+            except subprocess.TimeoutExpired:
+                processes.end_tree(supervisor, set(), grace=0.0)
+                self._supervisor.wait()
+        self.poll()
+
+
+def launch(job: Recipe, nproc: int = 1, *, resume: Run | str | None = None, watch: bool = True, port: int | None = None,
+           module: str = "lfhelpers.train", args: list[str] | None = None) -> Run:
+    """Run `job` on `nproc` ranks to its end and return its run; raises LaunchError with the first failing rank's words.
+
+    Ranks run `python -m module RUN_FOLDER [--resume] *args`. Jupyter's Stop, or Ctrl-C, ends all of it within 5 s and
+    raises KeyboardInterrupt.
+    """
+    return start(job, nproc, resume=resume, port=port, module=module, args=args).wait(watch)
+
+
+def start(job: Recipe, nproc: int = 1, *, resume: Run | str | None = None, port: int | None = None,
+          module: str = "lfhelpers.train", args: list[str] | None = None) -> Job:
+    """Start `job` and return at once; it ends with this process and with Jupyter's Stop. LfError if it can't start."""
+    checks.check(job, nproc, port)
+    if module == "lfhelpers.train":
+        from lfhelpers.launch.prepare import prepare  # here, since every rank imports this package before its death watch
+
+        job = prepare(job)
+    run = runs.create(job) if resume is None else _resumed(resume, job)
+    meet = [] if port is None else ["--port", str(port)]
+    again = [] if resume is None else ["--resume"]
+    command = [sys.executable, "-m", "lfhelpers.launch.supervisor", str(run.path), "--nproc", str(nproc), *meet, "--",
+               module, str(run.path), *again, *(args or [])]
+    try:
+        # Until the supervisor writes its own, this process stands for the job, so that the run never looks dead.
+        run.set_status("running", "starting", pid=os.getpid())
+        with (run.path / "logs" / "supervisor.log").open("wb") as log:
+            return Job(run, _supervisor(command, log))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            run.set_status("failed", f"not started: {error.strerror}")
+        raise LfError(f"the job can't be started in {run.path}: {error.strerror}.") from error
+
+
+def _supervisor(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The supervisor, in this process group, its stdin held by this process, its output in a file that can't break."""
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+
+
+def _resumed(resume: Run | str, job: Recipe) -> Run:
+    """The run to go on with; raises LfError while it runs, or where `job` is not its recipe."""
+    run = runs.load(resume)
+    if run.status["state"] == "running":
+        raise LfError(f"{run.id} is still running (pid {run.status['pid']}); stop it before resuming it.")
+    if changed := diff(run.recipe, job):
+        fields = ", ".join(f"{name} = {old} there, {new} here" for name, (old, new) in changed.items())
+        raise LfError(f"{run.id} was started with another recipe ({fields}); resume it with its own, run.recipe.")
+    return run

@@ -1,22 +1,17 @@
-"""What torchrun starts: `python -m lfhelpers.train RUN_FOLDER [--resume]`, one process a rank."""
+"""What runs as each rank: `python -m lfhelpers.train RUN_FOLDER [--resume]`; alone, without torchrun, it is one rank."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import record
-
-from lfhelpers.processes import die_with_parent
 from lfhelpers.runs import Run
 from lfhelpers.train.loop import train
 from lfhelpers.train.ranks import identify
 
 
-@record
 def main() -> None:
-    """Train the run folder's recipe; an exception ends the rank with its traceback in torchrun's error file."""
-    die_with_parent()
+    """Train the run folder's recipe; the launcher's rank shim records what is raised."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="a run folder with its recipe.toml")
     parser.add_argument("--resume", action="store_true", help="continue from the folder's newest checkpoint")

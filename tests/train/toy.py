@@ -18,6 +18,15 @@ from lfhelpers.workloads.base import Fields
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
+class ToyModel(nn.Sequential):
+    """Has a forward of its own: torch.compile leaves a plain nn.Sequential eager when it is compiled in place."""
+
+    def forward(self, x):
+        for layer in self:
+            x = layer(x)
+        return x
+
+
 class Toy:
     """y = w x, weighted squared error plus a little noise from the draws."""
 
@@ -27,7 +36,7 @@ class Toy:
         self.job = job
 
     def model(self):
-        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(self.job.workload.dropout), nn.Linear(8, 2))
+        return ToyModel(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(self.job.workload.dropout), nn.Linear(8, 2))
 
     def sample(self, members):
         values = torch.tensor(struct.unpack("<8f", members["state.f32"]))
