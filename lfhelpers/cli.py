@@ -48,15 +48,15 @@ def runs(count: Annotated[int, typer.Option(help="How many of the newest to list
     """List the newest runs with their state and speed."""
     from lfhelpers.runs import find, root
 
-    table = Table("run", "state", "ranks", "samples/s", "step ms", "data wait %", "reason", title=f"runs in {root()}")
+    print(f"runs in {root()}")
+    print(f"{'run':<44} {'state':<8} {'ranks':>5} {'samples/s':>10} {'step ms':>9} {'data wait %':>11}")
     for run in find()[-count:]:
         summary, status = run.summary, run.status
-        figures = ["", "", "", ""]
+        figures = ""
         if summary:
-            figures = [str(summary["ranks"]), f"{summary['samples_per_s']:.1f}", f"{summary['step_ms']['median']:.1f}",
-                       f"{summary['report']['percent']['data_wait']:.1f}"]
-        table.add_row(run.id, status["state"], *figures, status["reason"])
-    Console().print(table)
+            figures = (f"{summary['ranks']:>5} {summary['samples_per_s']:>10.1f} {summary['step_ms']['median']:>9.1f} "
+                       f"{summary['report']['percent']['data_wait']:>11.1f}")
+        print(f"{run.id:<44} {status['state']:<8} {figures}{status['reason'].splitlines()[0] if status['reason'] else ''}")
 
 
 @app.command()

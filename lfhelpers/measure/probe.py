@@ -47,7 +47,7 @@ class Probe:
             "step": self._step,
             "operators": counts | {"total": len(starts)},
             "kernels": len(kernels) if self._device.type == "cuda" else None,
-            "host_reads": sum(event.name in HOST_READS and not _of_step_counters(event) for event in on_host),
+            "host_reads": sum(event.name in HOST_READS and not _on_host_alone(event) for event in on_host),
             "tiny_operator_us": tiny_operator_us(self._device),
             "top": self._top(),
         }
@@ -60,10 +60,10 @@ class Probe:
         return sorted(rows, key=lambda row: -row["self_ms"])[:10]
 
 
-def _of_step_counters(event: Any) -> bool:
-    """Whether torch's optimizer reads its step counters, one a parameter: they live on the CPU, so nobody waits."""
+def _on_host_alone(event: Any) -> bool:
+    """Whether the value read was on the CPU anyway: the optimizer's step counters, and what CPU foreach loops over."""
     parent = event.cpu_parent
-    while parent is not None and not parent.name.startswith("Optimizer.step#"):
+    while parent is not None and not parent.name.startswith(("Optimizer.step#", "aten::_foreach_")):
         parent = parent.cpu_parent
     return parent is not None
 
