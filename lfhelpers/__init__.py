@@ -13,7 +13,7 @@ from lfhelpers.diagnose import compare, diagnose
 from lfhelpers.errors import LfError
 from lfhelpers.launch import launch, start, status_line, watch
 from lfhelpers.recipe import Recipe, diff, recipe
-from lfhelpers.runs import Run, find, load
+from lfhelpers.runs import Run, find, load, recorded
 
-__all__ = ["LfError", "Recipe", "Run", "compare", "diagnose", "diff", "find", "launch", "load", "recipe", "start",
-           "status_line", "watch"]
+__all__ = ["LfError", "Recipe", "Run", "compare", "diagnose", "diff", "find", "launch", "load", "recipe",
+           "recorded", "start", "status_line", "watch"]

@@ -56,7 +56,7 @@ def runs(count: Annotated[int, typer.Option(help="How many of the newest to list
         if summary:
             figures = (f"{summary['ranks']:>5} {summary['samples_per_s']:>10.1f} {summary['step_ms']['median']:>9.1f} "
                        f"{summary['report']['percent']['data_wait']:>11.1f}")
-        print(f"{run.id:<44} {status['state']:<8} {figures}{status['reason'].splitlines()[0] if status['reason'] else ''}")
+        print(f"{run.id:<44} {status['state']:<8} {figures:<38} {status['reason'].splitlines()[0] if status['reason'] else ''}")
 
 
 @app.command()

@@ -68,7 +68,7 @@ class DataFields(Section):
     loader: Literal["synthetic", "as_found", "webdataset"] = "webdataset"
     """`synthetic` reuses one batch; `as_found` augments between steps; `webdataset` does all work in workers."""
     workers: int | None = Field(None, ge=0)
-    """Worker processes a rank; none given: the cores of this host shared among its ranks, 16 at most."""
+    """Worker processes a rank; none given: its share of this host's cores less one for itself, 1 to 16."""
     prefetch: Count = 2
     """Batches that each worker keeps ready."""
     pin: bool = True

@@ -133,7 +133,16 @@ def load(run: str | os.PathLike[str] | Run) -> Run:
 
 def find() -> list[Run]:
     """All runs under the root, oldest first."""
-    return [Run(path.parent) for path in sorted(root().glob("*/recipe.toml"))]
+    recipes = root().glob("*/recipe.toml")
+    return [Run(path.parent) for path in sorted(recipes, key=lambda path: (path.stat().st_mtime_ns, path.parent.name))]
+
+
+def recorded(name: str) -> Run:
+    """A recorded run of the project, such as "h200x1/as_found"; LfError where the project's checkout isn't at hand."""
+    path = project() / "runs" / "reference" / name
+    if not (path / "recipe.toml").exists():
+        raise LfError(f"no recorded run '{name}' in {path.parent}; records come with a checkout of the project.")
+    return Run(path)
 
 
 def timed(rows: Sequence[Mapping[str, Any]], skip: int) -> list[Mapping[str, Any]]:

@@ -104,11 +104,11 @@ class Request:
             raise LfError(f"{where}: the workload's sample() raised {type(error).__name__}: {error}") from error
 
     def workers(self) -> int:
-        """data.workers, or this rank's share of the host's usable cores, 1 to 16."""
+        """data.workers, or this rank's share of the host's usable cores less one for the rank itself, 1 to 16."""
         if self.job.data.workers is not None:
             return self.job.data.workers
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.plan.world))
-        return min(max(usable_cores() // ranks, 1), MAX_WORKERS)
+        return min(max(usable_cores() // ranks - 1, 1), MAX_WORKERS)
 
     def pin(self) -> bool:
         """Whether batches go to page-locked memory: asked for, and there is a GPU that it helps."""

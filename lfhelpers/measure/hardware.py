@@ -219,9 +219,12 @@ def versions() -> dict[str, str | None]:
 
 
 def commit(checkout: Path) -> dict[str, Any] | None:
-    """{"hash": 40 hex digits, "dirty": bool} of a git checkout, or None where it is none or git is missing."""
+    """{"hash": 40 hex digits, "dirty": bool} of a git checkout, or None where it is none or git is missing.
+
+    A copy without .git (in a container, on a lent machine) is told its commit by $LFHELPERS_COMMIT.
+    """
     if not (checkout / ".git").exists():
-        return None
+        return {"hash": told, "dirty": False} if (told := os.environ.get("LFHELPERS_COMMIT")) else None
     try:
         head, changes = (subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True,
                                         timeout=10, check=True).stdout.strip()
