@@ -29,7 +29,7 @@ def launch(
     nproc: Annotated[int, typer.Option(help="Processes on this host, one a GPU.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps; the same as steps=N.")] = None,
     resume: Annotated[str | None, typer.Option(help="A run to continue from its newest checkpoint.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the ranks' meeting point; a free one if none is given.")] = None,
+    port: Annotated[int | None, typer.Option(help="Where the ranks meet; a free port if none is given.")] = None,
 ) -> None:
     """Train a recipe in a run folder of its own, through torchrun, and show where its steps' time went."""
     from lfhelpers.diagnose import diagnose
@@ -52,11 +52,11 @@ def runs(count: Annotated[int, typer.Option(help="How many of the newest to list
     print(f"{'run':<44} {'state':<8} {'ranks':>5} {'samples/s':>10} {'step ms':>9} {'data wait %':>11}")
     for run in find()[-count:]:
         summary, status = run.summary, run.status
-        figures = ""
+        figures, reason = "", (status["reason"].splitlines() or [""])[0]
         if summary:
             figures = (f"{summary['ranks']:>5} {summary['samples_per_s']:>10.1f} {summary['step_ms']['median']:>9.1f} "
                        f"{summary['report']['percent']['data_wait']:>11.1f}")
-        print(f"{run.id:<44} {status['state']:<8} {figures:<38} {status['reason'].splitlines()[0] if status['reason'] else ''}")
+        print(f"{run.id:<44} {status['state']:<8} {figures:<38} {reason}")
 
 
 @app.command()
@@ -80,7 +80,7 @@ def report(
 
 @app.command()
 def doctor(
-    data: Annotated[Path | None, typer.Option(help="Folder whose disk is measured; the runs' own if none is given.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder whose disk is measured; else the runs' own.")] = None,
     quick: Annotated[bool, typer.Option(help="Leave out the disk measurement.")] = False,
 ) -> None:
     """What this machine has, what doesn't fit together, and the fix."""
@@ -91,8 +91,8 @@ def doctor(
 
 @app.command()
 def playbook(
-    names: Annotated[list[str] | None, typer.Argument(help="Which notebooks, by number or name; all if none is given.")] = None,
-    parameter: Annotated[list[str] | None, typer.Option("--parameter", "-p", help="name=value of a parameters cell.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Numbers or names; all if none is given.")] = None,
+    parameter: Annotated[list[str] | None, typer.Option("--parameter", "-p", help="name=value.")] = None,
     profile: Annotated[str | None, typer.Option(help="smoke or gpu; chosen by the machine if none is given.")] = None,
     force: Annotated[bool, typer.Option(help="Run what is fresh too.")] = False,
 ) -> None:
@@ -103,7 +103,9 @@ def playbook(
 
 
 @app.command()
-def lint(paths: Annotated[list[Path] | None, typer.Argument(help="Notebooks; all of the project if none is given.")] = None) -> None:
+def lint(
+    paths: Annotated[list[Path] | None, typer.Argument(help="Notebooks; all of the project if none is given.")] = None,
+) -> None:
     """Check notebooks without running them."""
     from lfhelpers.notebook.lint import check
 
@@ -129,7 +131,7 @@ def recipe_diff(left: str, right: str) -> None:
 
 @data_app.command("make")
 def data_make(
-    out: Annotated[Path | None, typer.Option(help="Folder of the shards; the default dataset's if none is given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the shards; else the default set's.")] = None,
     samples: Annotated[int, typer.Option(min=1)] = 2048,
     shard_mb: Annotated[float, typer.Option(min=0.1, help="Largest size of a shard.")] = 1024,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all usable cores if none is given.")] = None,

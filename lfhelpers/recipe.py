@@ -154,7 +154,7 @@ class LogFields(Section):
     skip: int = Field(10, ge=0)
     """First steps that the statistics leave out (warm-up, compilation, worker start-up)."""
     probe: bool = True
-    """Profile one step after the warm-up and count its operators and host reads; that step is not timed."""
+    """Profile the last step and count its operators and host reads; that step is not timed."""
     tensorboard: bool = False
     """Write TensorBoard event files into the run folder too."""
 
@@ -221,7 +221,7 @@ class Recipe(Section):
         return self
 
     def with_(self, *overrides: str, **fields: Any) -> Recipe:
-        """A changed copy: strings such as "ddp.bucket_mb=100", and fields by (dotted) keyword: `**{"ddp.bucket_mb": 100}`."""
+        """A changed copy: strings such as "ddp.bucket_mb=100", fields as (dotted) keywords: `**{"ddp.bucket_mb": 100}`."""
         data = self.model_dump()
         for text in overrides:
             path, value = parse_override(text)

@@ -148,9 +148,9 @@ def recorded(name: str) -> Run:
 def timed(rows: Sequence[Mapping[str, Any]], skip: int) -> list[Mapping[str, Any]]:
     """The lines of steps.jsonl that statistics use: after the warm-up and without the profiled step.
 
-    Of a run that ended within its warm-up, all that were not profiled.
+    Of a run that ended within its warm-up, all that were not profiled; of a single step, that one.
     """
-    usable = [row for row in rows if not row["probe"]]
+    usable = [row for row in rows if not row["probe"]] or list(rows)
     return [row for row in usable if row["step"] > skip] or usable
 
 

@@ -26,7 +26,8 @@ def test_any_recipe_survives_a_round_trip_through_toml(tmp_path_factory, steps, 
 
 
 def test_overrides_are_dotted_and_typed():
-    job = recipe("as_found", "ddp.bucket_mb=100", "workload.size=small", "data.augment=false", "data.workers=none", steps=3)
+    job = recipe("as_found", "ddp.bucket_mb=100", "workload.size=small", "data.augment=false", "data.workers=none",
+                 steps=3)
     assert (job.ddp.bucket_mb, job.workload.size, job.data.augment, job.data.workers, job.steps) == (
         100.0, "small", False, None, 3)
     assert recipe("as_found").ddp.bucket_mb is None
@@ -42,7 +43,7 @@ def test_a_recipe_is_frozen():
     ("stepz=3", "recipe field 'stepz' does not exist; did you mean 'steps'?"),
     ("seed.x=3", "recipe field 'seed.x' does not exist; 'seed' is a value, not a section."),
     ("steps=0", "recipe field 'steps' = 0: input should be greater than or equal to 1."),
-    ("data.loader=dallli", "recipe field 'data.loader' = 'dallli': input should be 'synthetic', 'as_found' or 'webdataset'."),
+    ("data.shuffle=globul", "recipe field 'data.shuffle' = 'globul': input should be 'global', 'block' or 'none'."),
     ("steps", "'steps' is no override: write field=value, for example ddp.bucket_mb=100"),
 ])
 def test_a_mistake_is_one_sentence_that_names_the_field(override, sentence):
@@ -55,7 +56,8 @@ def test_a_mistake_is_one_sentence_that_names_the_field(override, sentence):
     (["ddp.static_graph=true", "batch.accumulate=2"], ["ddp.static_graph", "batch.accumulate"]),
     (["ddp.static_graph=true", "ddp.find_unused=true"], ["ddp.static_graph", "ddp.find_unused"]),
     (["data.pin=false"], ["data.async_copy", "data.pin"]),
-    (["workload.tune_language=true", "workload.tune_top_layers=2"], ["workload.tune_language", "workload.tune_top_layers"]),
+    (["workload.tune_language=true", "workload.tune_top_layers=2"],
+     ["workload.tune_language", "workload.tune_top_layers"]),
     (["precision.mode=fp16", "device=cpu"], ["precision.mode", "device"]),
 ])
 def test_contradictions_are_refused_by_name(overrides, named):

@@ -74,7 +74,7 @@ def test_a_folder_that_fails_halfway_leaves_nothing(tmp_path):
 def test_a_root_that_is_a_file_is_one_sentence(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LFHELPERS_RUNS", str(tmp_path / "file" / "runs"))
-    with pytest.raises(LfError, match="no run folder can be made in .*LFHELPERS_RUNS"):
+    with pytest.raises(LfError, match=r"no run folder can be made in .*LFHELPERS_RUNS"):
         runs.create(recipe())
 
 

@@ -108,7 +108,9 @@ def start(job: Recipe, nproc: int = 1, *, resume: Run | str | None = None, port:
     """Start `job` and return at once; it ends with this process and with Jupyter's Stop. LfError if it can't start."""
     checks.check(job, nproc, port)
     if module == "lfhelpers.train":
-        from lfhelpers.launch.prepare import prepare  # here, since every rank imports this package before its death watch
+        from lfhelpers.launch.prepare import (
+            prepare,  # here, since every rank imports this package before its death watch
+        )
 
         job = prepare(job)
     run = runs.create(job) if resume is None else _resumed(resume, job)

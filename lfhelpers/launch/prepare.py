@@ -35,7 +35,7 @@ def prepare(job: Recipe) -> Recipe:
 
 
 def _make_default() -> None:
-    """Through the command, since writer processes of a notebook or of a script without a main guard can't be spawned."""
+    """Through the command: a notebook, or a script without a main guard, can't spawn the writer processes."""
     print(f"no dataset yet: rendering {DEFAULT_SAMPLES} tabletop samples into {default_folder()}, once", flush=True)
     command = [sys.executable, "-m", "lfhelpers", "data", "make", "--samples", str(DEFAULT_SAMPLES), "--shard-mb",
                str(DEFAULT_SHARD_MB)]

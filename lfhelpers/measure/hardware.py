@@ -223,8 +223,10 @@ def commit(checkout: Path) -> dict[str, Any] | None:
 
     A copy without .git (in a container, on a lent machine) is told its commit by $LFHELPERS_COMMIT.
     """
+    if told := os.environ.get("LFHELPERS_COMMIT"):
+        return {"hash": told, "dirty": False}
     if not (checkout / ".git").exists():
-        return {"hash": told, "dirty": False} if (told := os.environ.get("LFHELPERS_COMMIT")) else None
+        return None
     try:
         head, changes = (subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True,
                                         timeout=10, check=True).stdout.strip()

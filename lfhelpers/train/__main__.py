@@ -1,4 +1,4 @@
-"""What runs as each rank: `python -m lfhelpers.train RUN_FOLDER [--resume]`; alone, without torchrun, it is one rank."""
+"""What runs as each rank: `python -m lfhelpers.train RUN_FOLDER [--resume]`; without torchrun it is one rank."""
 
 from __future__ import annotations
 

@@ -38,8 +38,6 @@ from lfhelpers.train.step import Step
 from lfhelpers.train.summary import device_memory, rank_means, summarise
 from lfhelpers.workloads.base import Batch, Workload, find
 
-PROBE_STEPS_AFTER_SKIP = 2
-
 
 @dataclass
 class Job:
@@ -130,7 +128,7 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClo
     feed = Feed(host_batches, plan, parts.workload, ranks, clock, job, start)
     step = Step(parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock,
                 job.batch.micro * job.batch.accumulate, parts.hooks, job.log.loss_item)
-    probed = min(job.log.skip, job.steps // 2) + PROBE_STEPS_AFTER_SKIP if job.log.probe else -1
+    probed = job.steps if job.log.probe else -1  # the last one, since steps after a profile run slower than before it
     for index in range(start, job.steps):
         done = index + 1
         probe = Probe(ranks.device, done) if done == probed and ranks.first else None

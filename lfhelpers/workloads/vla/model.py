@@ -28,7 +28,7 @@ EULER_STEPS = 4
 class VlaModel(nn.Module):
     """Pixels, instruction, state and noised actions to the velocity of the flow, and the text loss where it is on.
 
-    `embodiments` are those in the data; weights exist for all. Submodules are registered in forward order.
+    `embodiments` are those in the data; weights exist for all.
     """
 
     def __init__(self, size: Size, fields: WorkloadFields, embodiments: tuple[int, ...] = (0,)) -> None:
@@ -38,11 +38,11 @@ class VlaModel(nn.Module):
         self.vision = VisionTower(size.vision)
         self.connector = Connector(size.vision, language.width)
         self.decoder = Decoder(language, size.vision.tokens, first_with_gradient(size, fields))
-        if fields.compute_logits or fields.text_loss:
-            self.lm_head = nn.Linear(language.width, language.vocabulary, bias=False)
         self.norm = nn.LayerNorm(language.width)
         used = None if fields.per_sample_gather else embodiments
         self.head = ActionHead(size.action, language.width, used, fields.dropout)
+        if fields.compute_logits or fields.text_loss:  # last, so that the others' first weights don't depend on it
+            self.lm_head = nn.Linear(language.width, language.vocabulary, bias=False)
         _set_trained(self)
 
     def forward(self, batch: Batch, actions: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
