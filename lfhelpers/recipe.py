@@ -221,7 +221,7 @@ class Recipe(Section):
         return self
 
     def with_(self, *overrides: str, **fields: Any) -> Recipe:
-        """A changed copy: strings such as "ddp.bucket_mb=100", fields as (dotted) keywords: `**{"ddp.bucket_mb": 100}`."""
+        """A changed copy, by strings such as "ddp.bucket_mb=100" or by dotted keywords, `**{"ddp.bucket_mb": 100}`."""
         data = self.model_dump()
         for text in overrides:
             path, value = parse_override(text)

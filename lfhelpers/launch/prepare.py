@@ -31,7 +31,17 @@ def prepare(job: Recipe) -> Recipe:
         _make_default()
     folder = Path(job.data.path).absolute() if job.data.path else default_folder()
     Manifest.load(folder)
-    return job.with_(**{"data.path": str(folder)})
+    return job.with_(**{"data.path": str(folder), "workload.use": _located(job.workload.use)})
+
+
+def _located(use: str) -> str:
+    """A workload of one's own by its file's absolute path. Raises LfError where there is no such file."""
+    location, colon, name = use.rpartition(":")
+    if not location.endswith(".py"):
+        return use
+    if not Path(location).exists():
+        raise LfError(f"workload.use: no file {Path(location).absolute()}; write path/to/file.py:MyWorkload.")
+    return f"{Path(location).absolute()}{colon}{name}"
 
 
 def _make_default() -> None:

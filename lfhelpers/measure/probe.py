@@ -63,11 +63,17 @@ class Probe:
 
 
 def _on_host_alone(event: Any) -> bool:
-    """Whether the value read was on the CPU anyway: the optimizer's step counters, and what CPU foreach loops over."""
-    parent = event.cpu_parent
-    while parent is not None and not parent.name.startswith(("Optimizer.step#", "aten::_foreach_")):
+    """Whether the value read was on the CPU anyway, so that nobody waited for it.
+
+    These are the optimizer's step counters, what CPU foreach loops over, and DDP's map of used parameters, which it
+    reads behind backward's last node, so that no node of the graph is above it.
+    """
+    above, parent = [], event.cpu_parent
+    while parent is not None:
+        above.append(parent.name)
         parent = parent.cpu_parent
-    return parent is not None
+    return above == ["aten::item", "lf.backward"] or any(
+        name.startswith(("Optimizer.step#", "aten::_foreach_")) for name in above)
 
 
 def tiny_operator_us(device: torch.device, calls: int = 2000) -> float:

@@ -84,22 +84,22 @@ class Optimizer:
         if bad.item():
             return
         torch._foreach_mul_(grads, factor)
-        self._set_rate(rate)
+        self._set_rate(rate.item())
         self.adamw.step()
 
     def _scaled_step(self, grads: list[Tensor], factor: Tensor, rate: Tensor) -> None:
         """fp16: the scaler has unscaled the gradients and skips the step itself where one overflowed."""
         torch._foreach_mul_(grads, factor)
-        self._set_rate(rate)
+        self._set_rate(rate if self.fused else rate.item())
         self._scaler.step(self.adamw)
         self._scaler.update()
 
-    def _set_rate(self, rate: Tensor) -> None:
+    def _set_rate(self, rate: Tensor | float) -> None:
         for group in self.adamw.param_groups:
-            if self.fused:
+            if isinstance(rate, Tensor):
                 group["lr"].copy_(rate)
             else:
-                group["lr"] = rate.item()
+                group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
         """AdamW's state, the count of applied steps and the scaler's state."""

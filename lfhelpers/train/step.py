@@ -56,8 +56,9 @@ class Step:
                 adding = self._ranks.add(total) if last else None
                 with self._clock.phase("backward"):
                     self._precision.scaler.scale(loss / self._samples).backward()
-                    if self._loss_item:
-                        (loss / weight).item()
+            if self._loss_item:
+                with self._clock.phase("other"):
+                    (loss / weight).item()
         call(self._hooks, Hook.gradients_ready, step, self._model)
         with self._clock.phase("optimizer"):
             if adding is not None:

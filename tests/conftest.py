@@ -1,0 +1,42 @@
+"""What tests of several areas share: a small tabletop set, and a root of runs of the test's own."""
+
+import functools
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share few cores with the jobs they start
+
+
+@pytest.fixture(scope="session")
+def tabletop_shards(tmp_path_factory):
+    """256 rendered samples with no distractors, in several shards."""
+    from lfhelpers.launch.prepare import make_tabletop
+
+    folder = tmp_path_factory.mktemp("tabletop") / "shards"
+    make_tabletop(folder, 256, shard_mb=8, jobs=2, distractors=0)
+    return folder
+
+
+@pytest.fixture
+def runs_root(tmp_path, monkeypatch):
+    """The folder in which this test's runs are made."""
+    root = tmp_path / "runs"
+    monkeypatch.setenv("LFHELPERS_RUNS", str(root))
+    return root
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, stdout, stderr)."""
+    from lfhelpers import cli
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["lfhelpers", *map(str, words)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+    return functools.partial(run)
