@@ -1,8 +1,7 @@
 """One profiled step: how many operators it runs, how often the host reads a value back, and which operators cost most.
 
-The profiler slows the step, so its times are kept out of the statistics; counts are exact at any speed. It also leaves
-the CUDA driver's tracing attached, which makes later launches slower (seen on an H200: 120 became 175 ms a step), so a
-run profiles its last step.
+The profiler slows the step, so its times are kept out of the statistics; counts are exact at any speed. A run profiles
+its last step, so that whatever a profiler leaves attached in the driver slows none that is timed.
 """
 
 from __future__ import annotations

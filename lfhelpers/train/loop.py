@@ -109,8 +109,7 @@ def _run(parts: Job, host_batches: Iterator[Batch], start: int) -> dict[str, Any
     monitor = Monitor()
     call(parts.hooks, Hook.run_start, job, parts.run, parts.model)
     parts.model.train()
-    monitor.start()
-    _steps(parts, host_batches, start, clock, recorder, communication)
+    _steps(parts, host_batches, start, clock, recorder, communication, monitor)
     recorder.collect(wait=True)
     usage = monitor.stop()
     quality["after"] = _evaluate(parts)
@@ -123,14 +122,20 @@ def _run(parts: Job, host_batches: Iterator[Batch], start: int) -> dict[str, Any
 
 
 def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClock, recorder: Recorder,
-           communication: ExposedCommunication) -> None:
+           communication: ExposedCommunication, monitor: Monitor) -> None:
+    """All steps; the monitor looks at the timed ones alone, and the last one is profiled, since a profile may linger."""
     job, ranks, plan = parts.recipe, parts.ranks, parts.plan
     feed = Feed(host_batches, plan, parts.workload, ranks, clock, job, start)
     step = Step(parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock,
                 job.batch.micro * job.batch.accumulate, parts.hooks, job.log.loss_item)
-    probed = job.steps if job.log.probe else -1  # the last one, since steps after a profile run slower than before it
+    probed = job.steps if job.log.probe else -1
+    first_timed = max(start, min(job.log.skip, job.steps - 1))
     for index in range(start, job.steps):
         done = index + 1
+        if index == first_timed:
+            monitor.start()
+        if done == probed:
+            monitor.stop()
         probe = Probe(ranks.device, done) if done == probed and ranks.first else None
         clock.begin()
         with probe or contextlib.nullcontext():
