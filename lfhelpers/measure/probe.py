@@ -43,12 +43,13 @@ class Probe:
                   and not (event.cpu_parent and event.cpu_parent.name.startswith("aten::"))]
         counts = {name: sum(any(span.start <= start < span.end for span in spans[name]) for start in starts)
                   for name in WORKING_PHASES}
+        ours = {event.thread for event in on_host if event.name.startswith("lf.")}
         kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
         return {
             "step": self._step,
             "operators": counts | {"total": len(starts)},
             "kernels": len(kernels) if self._device.type == "cuda" else None,
-            "host_reads": sum(event.name in HOST_READS and not _on_host_alone(event) for event in on_host),
+            "host_reads": sum(event.name in HOST_READS and not _on_host_alone(event, ours) for event in on_host),
             "tiny_operator_us": tiny_operator_us(self._device),
             "top": self._top(),
         }
@@ -61,18 +62,18 @@ class Probe:
         return sorted(rows, key=lambda row: -row["self_ms"])[:10]
 
 
-def _on_host_alone(event: Any) -> bool:
-    """Whether the value read was on the CPU anyway, so that nobody waited for it.
+def _on_host_alone(event: Any, ours: set[int]) -> bool:
+    """Whether the value read was on the CPU anyway, so that nobody waited for it; `ours` are the threads of the loop.
 
     These are the optimizer's step counters, what CPU foreach loops over, and DDP's map of used parameters, which it
-    reads behind backward's last node, so that no node of the graph is above it.
+    reads behind backward's last node: below no node of the graph, and with a GPU in a thread of autograd's own.
     """
     above, parent = [], event.cpu_parent
     while parent is not None:
         above.append(parent.name)
         parent = parent.cpu_parent
-    return above == ["aten::item", "lf.backward"] or any(
-        name.startswith(("Optimizer.step#", "aten::_foreach_")) for name in above)
+    of_ddp = above == ["aten::item", "lf.backward"] or (above == ["aten::item"] and event.thread not in ours)
+    return of_ddp or any(name.startswith(("Optimizer.step#", "aten::_foreach_")) for name in above)
 
 
 def tiny_operator_us(device: torch.device, calls: int = 2000) -> float:

@@ -123,7 +123,7 @@ def _run(parts: Job, host_batches: Iterator[Batch], start: int) -> dict[str, Any
 
 def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClock, recorder: Recorder,
            communication: ExposedCommunication, monitor: Monitor) -> None:
-    """All steps; the monitor looks at the timed ones alone, and the last one is profiled, since a profile may linger."""
+    """All steps; the monitor looks at the timed ones alone, and the last one is profiled (measure.probe says why)."""
     job, ranks, plan = parts.recipe, parts.ranks, parts.plan
     feed = Feed(host_batches, plan, parts.workload, ranks, clock, job, start)
     step = Step(parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock,
