@@ -30,6 +30,8 @@ LAUNCH_SHARE_BEHIND_READS = 50.0
 """The same where the host also reads values back: waiting for the GPU then looks like launching."""
 HOST_BOUND = 0.9
 """Share of the step (without data wait) that a GPU's host spends enqueueing: above it the GPU waits for launches."""
+IDLE_SHARE = 10.0
+"""Percent of the time without any kernel on the GPU, data wait not counted, that a busy host is blamed for."""
 LOOP_CALLS, LOOP_SHARE = 1000, 5.0
 """Cheap calls of one operator in a step that point to a loop over elements or samples, and the least share of all."""
 HOST_READS_ALLOWED = 4
@@ -106,6 +108,20 @@ def _tiny_operators(report: StepReport) -> Finding | None:
     if loop is not None:
         evidence += f"; {loop['name']} alone runs {loop['calls']:,} times"
     return Finding("tiny operators", report.share(report.launch_ms), evidence, _fewer_operators(report))
+
+
+def _host_bound(report: StepReport) -> Finding | None:
+    """The GPU idles beside a busy host, though its operators are few: Python, guards of compiled code, hooks."""
+    busy, waited = report.utilisation.get("gpu_percent"), report.percent["data_wait"]
+    host = report.host_ms / max(sum(report.ms.values()) - report.ms["data_wait"], 1e-9)
+    if report.device != "cuda" or busy is None or host < HOST_BOUND or _tiny_operators(report) is not None:
+        return None
+    idle = 100 - busy - waited
+    if idle < IDLE_SHARE:
+        return None
+    return Finding("host-bound", idle, f"the host is busy {100 * host:.0f} % of the step, and the GPU holds a kernel "
+                   f"in {busy:.0f} % of the time: it waits for the host, whose work a step isn't mainly launches",
+                   "a larger batch.micro, which gives the GPU more to do for the same work of the host")
 
 
 def _loop(report: StepReport) -> Mapping[str, Any] | None:
@@ -187,4 +203,4 @@ def _steady(report: StepReport) -> Finding:
 
 
 CHECKS: tuple[Callable[[StepReport], Finding | None], ...] = (
-    _data_wait, _data_copy, _tiny_operators, _host_reads, _communication, _optimizer, _slow_rank)
+    _data_wait, _data_copy, _tiny_operators, _host_bound, _host_reads, _communication, _optimizer, _slow_rank)

@@ -23,7 +23,8 @@ def probe_of(forward, backward, optimizer, reads=0, tiny_us=3.5, top=()):
             "top": [{"name": name, "calls": calls, "self_ms": ms} for name, calls, ms in top]}
 
 
-def finished(*overrides, device="cpu", host=None, ranks=1, ranks_ms=None, probe=None, cpu_percent=60.0, **ms):
+def finished(*overrides, device="cpu", host=None, ranks=1, ranks_ms=None, probe=None, cpu_percent=60.0,
+             gpu_percent=None, **ms):
     """A finished run whose mean step has these parts in ms; parts that aren't given are 0."""
     run = runs.create(recipe("competent", *overrides))
     parts = {part: float(ms.get(part, 0)) for part in PARTS}
@@ -36,7 +37,7 @@ def finished(*overrides, device="cpu", host=None, ranks=1, ranks_ms=None, probe=
         "ranks_ms": ranks_ms or {}, "host_ms": step if host is None else host, "flops_per_sample": 1e9,
         "mfu": {"value": 0.117, "peak_tflops": 989.0, "convention": "dense"} if device == "cuda" else
                {"value": None, "peak_tflops": None, "convention": "not given: a CPU has no published dense peak"},
-        "utilisation": {"gpu_percent": None, "cpu_percent": cpu_percent, "cpu_count": 2}})
+        "utilisation": {"gpu_percent": gpu_percent, "cpu_percent": cpu_percent, "cpu_count": 2}})
     if probe is not None:
         run.write("probe.json", probe)
     run.set_status("done")
@@ -132,6 +133,14 @@ def test_a_few_reads_are_bookkeeping_and_loss_item_is_named():
     assert names(finished("batch.accumulate=2", **step | {"probe": probe_of(970, 1500, 130, reads=8)})) == ["steady"]
     few = finished("log.loss_item=true", **step | {"probe": probe_of(485, 750, 130, reads=9, tiny_us=2.0)})
     assert diagnose(few).findings[0].remedy == "log.loss_item=false"
+
+
+@pytest.mark.parametrize(("gpu_percent", "found"), [(63.0, ["host-bound"]), (96.0, ["steady"]), (None, ["steady"])])
+def test_an_idle_gpu_beside_a_busy_host_with_few_operators_is_host_bound(gpu_percent, found):
+    """The figures of `full` on an H200: compiled blocks launch little, but their guards keep the host busy."""
+    run = finished("compile.scope=blocks", device="cuda", host=126, forward=52.6, backward=50.9, optimizer=23.3,
+                   gpu_percent=gpu_percent, probe=probe_of(900, 1200, 454, tiny_us=8.2))
+    assert names(run) == found
 
 
 def test_a_busy_host_in_front_of_a_full_gpu_is_not_launch_bound():

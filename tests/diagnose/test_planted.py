@@ -1,0 +1,73 @@
+"""The planted bottlenecks cost what they say, leave the loss as it was, and the report on a real run names each."""
+
+import functools
+
+import pytest
+import torch
+
+from lfhelpers import runs
+from lfhelpers.data.shards import write
+from lfhelpers.diagnose import diagnose, planted
+from lfhelpers.measure.probe import Probe
+from lfhelpers.recipe import recipe
+from lfhelpers.train.loop import train
+from lfhelpers.train.ranks import Ranks
+from lfhelpers.workloads.vla.tabletop.dataset import sample
+from lfhelpers.workloads.vla.workload import Vla
+from tests.workloads.vla_batches import batch, built, job, members
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tabletop") / "shards"
+    write(folder, functools.partial(sample, 0), 32, shard_mb=2, progress=False)
+    return folder
+
+
+def loss_of(workload, samples=4):
+    """(loss, what a probe counted) of one forward on the same weights, batch and noise."""
+    model = built(workload)
+    draws = workload.draws(samples, torch.Generator().manual_seed(0))
+    with Probe(CPU, 1) as probe:
+        total, weight = workload.loss(model, batch(workload, samples), draws)
+    return (total / weight).item(), probe.result()
+
+
+def test_planted_work_changes_no_loss_and_can_be_counted():
+    expected, clean = loss_of(Vla(job()))
+    tiny, many = loss_of(planted.TinyOperators(job()))
+    guarded, read = loss_of(planted.HostReads(job()))
+    assert (tiny, guarded) == (expected, expected)
+    numbers = 4 * Vla(job()).size.action.horizon * Vla(job()).size.action.action_dim
+    assert many["operators"]["total"] - clean["operators"]["total"] >= 2 * numbers
+    assert read["host_reads"] - clean["host_reads"] == len(list(Vla(job()).model().parameters()))
+
+
+def test_a_slow_sample_is_the_same_sample_later(monkeypatch):
+    slept = []
+    monkeypatch.setattr(planted.time, "sleep", slept.append)
+    late, prompt = planted.SlowLoader(job()).sample(members(3)), Vla(job()).sample(members(3))
+    assert slept == [planted.SLOW_SECONDS]
+    assert late.keys() == prompt.keys() and all(torch.equal(late[name], prompt[name]) for name in prompt)
+
+
+def test_the_guard_finds_what_it_is_there_for():
+    workload = planted.HostReads(job())
+    model = built(workload)
+    with torch.no_grad():
+        model.head.action_decoder.first.weight.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="is not finite"):
+        workload.loss(model, batch(workload, 2), workload.draws(2, torch.Generator()))
+
+
+@pytest.mark.parametrize(("name", "loader", "cause"), [
+    ("SlowLoader", "webdataset", "data wait"), ("TinyOperators", "synthetic", "tiny operators"),
+    ("HostReads", "synthetic", "host reads")])
+def test_the_report_names_each_first(name, loader, cause, shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("LFHELPERS_RUNS", str(tmp_path))
+    run = runs.create(recipe("competent", f"workload.use=lfhelpers.diagnose.planted:{name}", f"data.loader={loader}",
+                             f"data.path={shards}", "data.workers=1", "steps=6", "log.skip=2", "device=cpu"))
+    train(run.recipe, run, Ranks(0, 1, CPU))
+    assert diagnose(run).findings[0].name == cause
