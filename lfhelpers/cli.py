@@ -112,6 +112,14 @@ def lint(
     raise typer.Exit(check(paths))
 
 
+@app.command(hidden=True)
+def readme() -> None:
+    """Render README.md's figures from the recorded runs."""
+    from lfhelpers.notebook.readme import update
+
+    update()
+
+
 @recipe_app.command("show")
 def recipe_show(overrides: Overrides = None) -> None:
     """Print a recipe as TOML."""
