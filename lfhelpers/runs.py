@@ -79,12 +79,14 @@ class Run:
         return orjson.loads(path.read_bytes()) if path.exists() else None
 
     def write(self, name: str, data: Any) -> None:
-        """A JSON file of the folder, replaced in one step."""
-        write_atomic(self.path / name, orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY))
+        """A JSON file of the folder, replaced in one step. Raises LfError where it can't be written."""
+        content = orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
+        with self._writing(name):
+            write_atomic(self.path / name, content)
 
     def append_steps(self, rows: list[dict[str, Any]]) -> None:
-        """Add lines to steps.jsonl, whole lines only."""
-        with (self.path / "steps.jsonl").open("ab") as file:
+        """Add lines to steps.jsonl, whole lines only. Raises LfError where they can't be written."""
+        with self._writing("steps.jsonl"), (self.path / "steps.jsonl").open("ab") as file:
             file.write(b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
     def steps(self) -> list[dict[str, Any]]:
@@ -97,6 +99,15 @@ class Run:
         """Drop the lines after step `last`, which a resumed run will write again."""
         rows = [row for row in self.steps() if row["step"] <= last]
         write_atomic(self.path / "steps.jsonl", b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LfError(f"{self.path / name} can't be written: {error.strerror}; what was written before it is kept."
+                          ) from error
 
 
 def create(job: Recipe, name: str | None = None) -> Run:

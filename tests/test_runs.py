@@ -61,6 +61,16 @@ def test_a_write_that_fails_leaves_the_old_file(monkeypatch, tmp_path):
     assert [item.name for item in tmp_path.iterdir() if item.is_file()] == ["summary.json"]
 
 
+def test_a_full_disk_is_one_sentence_and_costs_no_line(monkeypatch):
+    run = runs.create(recipe())
+    run.append_steps([{"step": 1}])
+    run.write("probe.json", {"step": 1})
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(LfError, match=r"probe\.json can't be written: No space left on device"):
+        run.write("probe.json", {"step": 2})
+    assert run.read("probe.json") == {"step": 1} and run.steps() == [{"step": 1}]
+
+
 def test_a_folder_that_fails_halfway_leaves_nothing(tmp_path):
     def fill():
         with runs.new_folder(tmp_path / "checkpoint") as folder:

@@ -81,10 +81,17 @@ def _occupied(place: Path, packing: Packing) -> bool:
 
 
 def _same(there: Mapping[str, Any], packing: Packing, what: str) -> None:
-    for name, value in packing.settings().items():
-        if there.get(name) != value:
-            raise LfError(f"{what} made with {name} = {there.get(name)}, not {value}; give the same settings, another "
-                          "folder, or remove it.")
+    before, now = _flat(there), _flat(packing.settings())
+    for name in now | before:
+        if before.get(name) != now.get(name):
+            raise LfError(f"{what} made with {name} = {before.get(name)}, not {now.get(name)}; give the same settings, "
+                          "another folder, or remove it.")
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The source's entries beside the other settings, so that a sentence can name the one that differs."""
+    return {**settings, "source": None} | {f"source.{name}": value
+                                             for name, value in settings.get("source", {}).items()}
 
 
 def _planned(building: Path, packing: Packing, sample: Sample) -> Packing:

@@ -80,7 +80,8 @@ def members(sample: Sample, index: int, expected: Sequence[str] = ()) -> dict[st
     try:
         made = dict(sample(index))
     except Exception as error:
-        raise LfError(f"sample {index} can't be made: {type(error).__name__}: {error}") from error
+        kind = "" if isinstance(error, LfError) else f"{type(error).__name__}: "
+        raise LfError(f"sample {index} can't be made: {kind}{error}") from error
     if list(made) != list(expected or made) or not made:
         raise LfError(f"sample {index} has the members {', '.join(made) or 'none'}, the first one has "
                       f"{', '.join(expected)}; every sample needs the same ones in the same order.")

@@ -59,7 +59,7 @@ class Job:
         if status["state"] == "running":  # the supervisor could not say how it ended
             words = log_tail(self.run.path / "logs" / "supervisor.log")
             reason = f"the supervisor {ending(code)}" + (f": {words[-1]}" if code > 0 and words else "")
-            with contextlib.suppress(OSError):  # on a full disk the old status stays, and its pid is gone
+            with contextlib.suppress(LfError):  # on a full disk the old status stays, and its pid is gone
                 self.run.set_status("failed" if code > 0 else "stopped", reason)
         return str(self.run.status["state"])
 
@@ -124,7 +124,7 @@ def start(job: Recipe, nproc: int = 1, *, resume: Run | str | None = None, port:
         with (run.path / "logs" / "supervisor.log").open("wb") as log:
             return Job(run, _supervisor(command, log))
     except OSError as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(LfError):
             run.set_status("failed", f"not started: {error.strerror}")
         raise LfError(f"the job can't be started in {run.path}: {error.strerror}.") from error
 

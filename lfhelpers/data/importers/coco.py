@@ -26,10 +26,12 @@ def read(source: Path, *, root: str | os.PathLike[str] | None = None, keep: bool
     folder of images. Raises LfError for a file that isn't of this kind and for what can't be packed.
     """
     content = load(source)
-    if content is None:
-        raise LfError(f"{source} is no COCO captions file; it needs the lists images and annotations.")
-    rows, refused = _rows(content)
-    folder = Path(root) if root else _folder(source, [row.image for row in rows])
+    try:
+        rows, refused = _rows(content or {})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise LfError(f"{source} is no COCO captions file: it needs the lists images (id, file_name) and annotations "
+                      "(image_id, caption).") from error
+    folder = Path(root or source.parent) if root or not rows else _folder(source, [row.image for row in rows])
     return found(source, folder, "coco", rows, refused, keep=keep, on_bad=on_bad, jobs=jobs, progress=progress)
 
 

@@ -57,16 +57,16 @@ def read(root: Path) -> Layout:
     info = _json(root / "meta/info.json")
     version = str(info.get("codebase_version"))
     if version not in ("v2.0", "v2.1") and not version.startswith("v3."):
-        raise LfError(f"{root} is a LeRobot dataset of version {version}; v2.0, v2.1 and v3 can be read: convert it with "
-                      "the lerobot package.")
+        raise LfError(f"{root} is a LeRobot dataset of version {version}; v2.0, v2.1 and v3 can be read: convert it "
+                      "with the lerobot package.")
     try:
         features, fps = info["features"], float(info["fps"])
         list_ = _split if version.startswith("v3.") else _whole
         episodes = sorted(list_(root, info, features), key=lambda episode: episode.number)
         tasks = _tasks(root, version)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise LfError(f"the meta folder of {root} is incomplete: {type(error).__name__}: {error}; copy the dataset again."
-                      ) from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise LfError(f"the meta folder of {root} is incomplete: {type(error).__name__}: {error}; copy the dataset "
+                      "again.") from error
     stats = _json(root / "meta/stats.json") if (root / "meta/stats.json").exists() else {}
     return Layout(root, version, fps, features, episodes, tasks, stats)
 
@@ -94,8 +94,8 @@ def picture(path: Path, column: str, row: int) -> bytes:
             row -= count
     data = cell.get("bytes")
     if not data:
-        raise LfError(f"{path} holds no image in {column}, only its name {cell.get('path')}; pack a dataset that embeds "
-                      "its images.")
+        raise LfError(f"{path} holds no image in {column}, only its name {cell.get('path')}; pack a dataset that "
+                      "embeds its images.")
     return bytes(data)
 
 
@@ -116,7 +116,8 @@ def _split(root: Path, info: dict[str, Any], features: dict[str, Any]) -> Iterat
     if not paths:
         raise LfError(f"{root}/meta/episodes holds no table; copy the dataset again.")
     for path in paths:
-        names = [name for name in pq.read_schema(path).names if not name.startswith("stats/")]
+        names = [name for name in pq.read_schema(path).names
+                 if name in ("episode_index", "length") or name.startswith(("data/", "videos/"))]
         for entry in pq.read_table(path, columns=names).to_pylist():
             videos = {}
             for key in video_keys:

@@ -68,7 +68,7 @@ def summary(refused: Refused, names: int = 10) -> str:
 
 def look(task: Callable[[Item], Result], items: Sequence[Item], jobs: int, progress: Progress, unit: str
          ) -> list[Result]:
-    """task(item) of all items in order, by `jobs` threads, which run side by side while Pillow, Arrow or FFmpeg work."""
+    """task(item) of all items in order, by `jobs` threads: Pillow, Arrow and FFmpeg let them run side by side."""
     disable = None if progress is True else not progress
     results: list[Result] = []
     waiting = iter(items)

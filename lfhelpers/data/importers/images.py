@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,8 @@ from lfhelpers.data import images
 from lfhelpers.data.importers.found import Found, OnBad, Progress, Refused, digest, look, settle, stored
 from lfhelpers.errors import LfError
 
-SUFFIXES = frozenset(".jpg .jpeg .jpe .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm .jp2 .avif".split())
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2",
+            ".avif")
 TABLES = {".csv": ",", ".tsv": "\t", ".jsonl": "", ".ndjson": ""}
 IMAGE_COLUMNS = ("image", "image_path", "path", "file_name", "filename", "file", "filepath", "img")
 TEXT_COLUMNS = ("text", "caption", "txt", "prompt", "title", "description")
@@ -47,9 +48,8 @@ class ImageTexts:
 
     def __call__(self, index: int) -> dict[str, bytes]:
         row = self.rows[index]
-        data, was = (self.root / row.image).read_bytes(), {}
-        if not self.keep:
-            data, was = stored(data, row.image)
+        data = (self.root / row.image).read_bytes()
+        data, was = (data, {}) if self.keep else stored(data, row.image)
         about = {"path": printable(row.image), **row.more, **was}
         return {"jpg": data, "txt": row.text.encode(), "json": orjson.dumps(about)}
 
@@ -86,7 +86,7 @@ def read_table(source: Path, *, image_column: str | None = None, text_column: st
     rows, refused = [], []
     columns: tuple[str, str] | None = None
     for number, entry in _entries(source):
-        columns = columns or _columns(source, list(entry), image_column, text_column)
+        columns = columns or _columns(source, [name for name in entry if name], image_column, text_column)
         name, words = (str(entry.get(column) or "").strip() for column in columns)
         if name and words:
             rows.append(Row(name, words, {"row": number}))
@@ -106,6 +106,16 @@ def found(source: Path, root: Path, kind: str, rows: list[Row], refused: Refused
     sizes = (f"{row.image}\t{(root / row.image).stat().st_size}\t{row.text}" for row in good)
     about = {"importer": kind, "name": source.name, "keep": keep, "left_out": counts, "content": digest(sizes)}
     return Found(ImageTexts(root.absolute(), good, keep), len(good), about, sorted(refused))
+
+
+def first_image(source: Path) -> str | None:
+    """The first file below a folder that is named as an image, or None; doesn't look at more than it must."""
+    for folder, inner, files in os.walk(source):
+        inner.sort()
+        for name in sorted(files):
+            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
+                return printable(Path(folder, name).relative_to(source).as_posix())
+    return None
 
 
 def printable(name: str) -> str:
@@ -145,7 +155,7 @@ def _pairs(files: Sequence[PurePosixPath]) -> tuple[list[tuple[str, str]], Refus
     folders: dict[PurePosixPath, set[str]] = defaultdict(set)
     for file in files:
         folders[file.parent].add(kinds[file])
-    groups: dict[tuple[PurePosixPath | None, str], dict[str, list[str]]] = defaultdict(lambda: {"image": [], "text": []})
+    groups: dict[Any, dict[str, list[str]]] = defaultdict(lambda: {"image": [], "text": []})  # by folder and stem
     for file in files:
         if kinds[file] != "other":
             apart = not {"image", "text"} <= folders[file.parent]  # a folder of images alone, or of texts alone
@@ -155,15 +165,11 @@ def _pairs(files: Sequence[PurePosixPath]) -> tuple[list[tuple[str, str]], Refus
         names = [*group["image"], *group["text"]]
         if len(group["image"]) == len(group["text"]) == 1:
             pairs.append((names[0], names[1]))
-        elif group["image"] and group["text"] or len(group["image"]) > 1 and not group["text"] and _one_place(names):
+        elif group["image"] and group["text"]:
             refused += [(name, "duplicated basename") for name in names]
         else:
             refused += [(name, "no text" if group["image"] else "no image") for name in names]
     return sorted(pairs), refused
-
-
-def _one_place(names: Sequence[str]) -> bool:
-    return max(Counter(PurePosixPath(name).parent for name in names).values()) > 1
 
 
 def _kind(file: PurePosixPath) -> str:
@@ -173,7 +179,9 @@ def _kind(file: PurePosixPath) -> str:
 
 def _entries(source: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(number from 1, columns) of each row. Raises LfError for a line that is no row."""
-    delimiter = TABLES[source.suffix.lower()]
+    delimiter = TABLES.get(source.suffix.lower())
+    if delimiter is None:
+        raise LfError(f"{source} is no table; give a file of {', '.join(TABLES)}.")
     try:
         text = source.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -184,7 +192,7 @@ def _entries(source: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         except csv.Error as error:
             raise LfError(f"{source} is no table: {error}.") from error
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines() would also split inside some texts
         if line.strip():
             try:
                 entry = orjson.loads(line)

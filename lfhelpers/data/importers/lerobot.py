@@ -2,94 +2,27 @@
 
 A sample is one frame: front.jpg, wrist.jpg, txt (the task), state.f32, action.f32 (the next steps from this frame) and
 json (episode, frame, task, fps). Video is decoded once here and stored as JPEG: training then reads any frame at the
-price of one JPEG, where a video must be decoded from its last key frame each time. The price is 10 to 50 times the
-disk space.
+price of one JPEG, where a video must be decoded from its last key frame each time. The price is several times the disk
+space.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from lfhelpers.data.importers import episodes
 from lfhelpers.data.importers.episodes import Episode, Layout
-from lfhelpers.data.importers.found import Found, OnBad, Progress, Refused, digest, jpeg, look, settle, stored
+from lfhelpers.data.importers.found import Found, OnBad, Progress, Refused, digest, look, settle
+from lfhelpers.data.importers.steps import FIXED, REACH, Floats, Steps, rows_of
 from lfhelpers.data.importers.video import Video
 from lfhelpers.errors import LfError, nearest
-
-Floats = NDArray[np.float64]
-FIXED = ("timestamp", "frame_index", "episode_index", "task_index")
-REACH = 2.0  # frames that a video may end early or skip; its nearest frame is taken, beyond that it is an error
-
-
-@dataclass
-class Steps:
-    """Makes the members of a step; neighbours in order cost one pass over table and video."""
-
-    root: Path
-    episodes: Sequence[Episode]
-    starts: NDArray[np.int64]
-    """[episodes + 1]: the number of each episode's first sample, and the count of all."""
-    tasks: Mapping[int, str]
-    cameras: Mapping[str, str]
-    keys: tuple[str, str]
-    fps: float
-    every: int
-    state_dim: int
-    chunk: tuple[int, int]
-    limits: tuple[Floats, Floats] | None
-    """Lowest and highest action [dimensions], which become -1 and 1."""
-    _open: dict[str, tuple[str, Any]] = field(default_factory=dict, init=False, repr=False)
-
-    def __call__(self, index: int) -> dict[str, bytes]:
-        which = int(np.searchsorted(self.starts, index, side="right")) - 1
-        episode, frame = self.episodes[which], int(index - self.starts[which]) * self.every
-        rows = self._rows(episode)
-        task = self.tasks[int(rows["task_index"][frame])]
-        about = {"episode": episode.number, "frame": frame, "task": task, "fps": self.fps}
-        return {
-            **{f"{name}.jpg": self._picture(episode, key, frame, rows) for name, key in self.cameras.items()},
-            "txt": task.encode(),
-            "state.f32": _padded(rows[self.keys[0]][frame][None], (1, self.state_dim)),
-            "action.f32": _padded(self._actions(rows[self.keys[1]], frame), self.chunk),
-            "json": orjson.dumps(about),
-        }
-
-    def _rows(self, episode: Episode) -> dict[str, NDArray[Any]]:
-        """The episode's rows; "row" is their place in the table."""
-        path = self.root / episode.table
-        table = self._held("table", episode.table, lambda: episodes.columns(path, [*FIXED, *self.keys]))
-        return self._held("rows", f"{episode.table}:{episode.number}", lambda: _rows_of(table, episode.number))
-
-    def _picture(self, episode: Episode, key: str, frame: int, rows: Mapping[str, NDArray[Any]]) -> bytes:
-        if key not in episode.videos:
-            cell = episodes.picture(self.root / episode.table, key, int(rows["row"][frame]))
-            return stored(cell, f"{episode.table}, {key} of episode {episode.number}, frame {frame}")[0]
-        file, start = episode.videos[key]
-        video = self._held(key, file, lambda: Video(self.root / file))
-        return jpeg(video.at(start + float(rows["timestamp"][frame]), REACH / self.fps).to_image())
-
-    def _actions(self, actions: NDArray[Any], frame: int) -> NDArray[Any]:
-        """The chunk from this frame on; past the episode's end its last action is repeated."""
-        chunk = actions[np.minimum(frame + np.arange(self.chunk[0]), len(actions) - 1)]
-        return chunk if self.limits is None else normalised(chunk, *self.limits)
-
-    def _held(self, what: str, name: str, make: Any) -> Any:
-        """What was opened last under `what`, made anew where that was another one."""
-        if self._open.get(what, ("", None))[0] != name:
-            self._open.pop(what, None)  # closed before the next one is opened
-            self._open[what] = name, make()
-        return self._open[what][1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}  # open files mean nothing in another process
 
 
 @dataclass(frozen=True)
@@ -104,15 +37,16 @@ class _Part:
 
 def read(source: Path, *, cameras: Mapping[str, str] | None = None, every: int = 1, state: str = "observation.state",
          action: str = "action", state_dim: int = 8, chunk: tuple[int, int] = (16, 7), normalise: bool = True,
-         on_bad: OnBad = "refuse", jobs: int = 1, progress: Progress = True) -> Found:
+         leave_out: Sequence[int] = (), on_bad: OnBad = "refuse", jobs: int = 1, progress: Progress = True) -> Found:
     """Every `every`-th frame of each episode; a frame's actions are always those of the steps that follow it.
 
     cameras: {"front": feature, "wrist": feature}, names as in the dataset or their last part; its first two by default.
     state_dim, chunk: numbers of a state, and (steps, numbers a step) of the actions; filled up with zeros.
     normalise: actions to -1..1 by the range in meta/stats.json, or the data's own; the manifest's source keeps it.
-    on_bad: "refuse", or "skip" episodes that are incomplete. Raises LfError for what can't be packed, or doesn't fit.
+    leave_out: numbers of episodes that are not wanted. on_bad: "refuse", or "skip" episodes that are incomplete.
+    Raises LfError for what can't be packed or doesn't fit.
     """
-    layout = episodes.read(source)
+    layout = _without(episodes.read(source), leave_out)
     views = _views(layout, cameras)
     if every < 1 or min(chunk) < 1:
         raise LfError(f"every = {every} and chunk = {tuple(chunk)} can't be packed with; give 1 or more.")
@@ -132,15 +66,17 @@ def read(source: Path, *, cameras: Mapping[str, str] | None = None, every: int =
              "content": digest(f"{file}\t{(source / file).stat().st_size}" for file in files)}
     if normalise:
         about["range"] = {"from": origin, "low": limits[0].tolist(), "high": limits[1].tolist()}
-    notes = [f"cameras: {', '.join(f'{name}.jpg is {key}' for name, key in views.items())}",
-             f"actions are scaled to -1..1 by the range of {origin}" if normalise else "actions are as they were recorded"]
+    scaled = f"scaled to -1..1 by the range of {origin}" if normalise else "as they were recorded"
+    notes = [f"cameras: {', '.join(f'{name}.jpg is {key}' for name, key in views.items())}", f"actions are {scaled}"]
     return Found(sample, int(starts[-1]), about, refused, notes)
 
 
-def normalised(actions: NDArray[Any], low: Floats, high: Floats) -> Floats:
-    """(actions - low) / (high - low) scaled to -1..1, as GR00T N1.6 does it; a number that never changes becomes 0."""
-    span = high - low
-    return np.where(span > 0, (actions - low) / np.where(span > 0, span, 1) * 2 - 1, 0.0)
+def _without(layout: Layout, leave_out: Sequence[int]) -> Layout:
+    numbers = [episode.number for episode in layout.episodes]
+    if unknown := set(leave_out) - set(numbers):
+        raise LfError(f"{layout.root} has no episode {min(unknown)} to leave out; it has {len(numbers)} episodes"
+                      + (f", {numbers[0]} to {numbers[-1]}." if numbers else "."))
+    return replace(layout, episodes=[episode for episode in layout.episodes if episode.number not in leave_out])
 
 
 def _views(layout: Layout, wanted: Mapping[str, str] | None) -> dict[str, str]:
@@ -148,8 +84,8 @@ def _views(layout: Layout, wanted: Mapping[str, str] | None) -> dict[str, str]:
     known = layout.cameras()
     if wanted is None:
         if len(known) < 2:
-            raise LfError(f"{layout.root} has {len(known)} cameras ({', '.join(known)}) and the vla workload reads two; "
-                          "name them, one of them twice if need be: cameras={'front': NAME, 'wrist': NAME}.")
+            raise LfError(f"{layout.root} has not two cameras but {', '.join(known) or 'none'}, and the vla workload "
+                          "reads two; name one twice: cameras={'front': NAME, 'wrist': NAME}.")
         return {"front": known[0], "wrist": known[1]}
     chosen = {}
     for name, key in wanted.items():
@@ -165,7 +101,7 @@ def _width(layout: Layout, key: str, room: int, option: str) -> int:
     if key not in layout.features:
         kind = "state" if option == "state_dim" else "action"
         raise LfError(f"{layout.root} has no feature '{key}' for the {kind}; {nearest(key, layout.features)}")
-    width = int(np.prod(layout.features[key]["shape"]))
+    width = int(np.prod(layout.features[key].get("shape") or 0))
     if width > room:
         value = "state_dim={}" if option == "state_dim" else "chunk=(STEPS, {})"
         raise LfError(f"{key} of {layout.root} has {width} numbers and the sample has room for {room}; give "
@@ -202,7 +138,7 @@ def _parts(layout: Layout, keys: tuple[str, str], widths: tuple[int, int], table
         whole = episodes.columns(layout.root / table, [*FIXED, *keys])
     except LfError:
         return dict.fromkeys(lengths, _Part("unreadable table"))
-    return {number: _part(layout.tasks, keys, widths, length, _rows_of(whole, number))
+    return {number: _part(layout.tasks, keys, widths, length, rows_of(whole, number))
             for number, length in lengths.items()}
 
 
@@ -218,14 +154,6 @@ def _part(tasks: Mapping[int, str], keys: tuple[str, str], widths: tuple[int, in
         return _Part("no task")
     actions = rows[keys[1]].astype(np.float64)
     return _Part(None, float(rows["timestamp"].max()), actions.min(axis=0), actions.max(axis=0))
-
-
-def _rows_of(table: Mapping[str, NDArray[Any]], number: int) -> dict[str, NDArray[Any]]:
-    """One episode's rows; those of state and action are [rows, dimensions]."""
-    place = np.flatnonzero(table["episode_index"] == number)
-    rows = {name: column[place] for name, column in table.items()}
-    return {name: column if name in FIXED else column.reshape(len(place), -1) for name, column in rows.items()} | {
-        "row": place}
 
 
 def _end(root: Path, file: str) -> float | str | None:
@@ -260,10 +188,3 @@ def _limits(layout: Layout, action: str, parts: Sequence[_Part]) -> tuple[tuple[
     if least.shape == most.shape == low.shape and (least <= low + slack).all() and (most >= high - slack).all():
         return (least, most), "meta/stats.json"
     return (low, high), "its actions"
-
-
-def _padded(values: NDArray[Any], shape: tuple[int, int]) -> bytes:
-    """Little-endian float32 of that shape, zeros where there are no values."""
-    whole = np.zeros(shape, dtype="<f4")
-    whole[:, :values.shape[1]] = values
-    return whole.tobytes()

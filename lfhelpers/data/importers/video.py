@@ -11,6 +11,8 @@ from pathlib import Path
 
 import av
 from av import VideoFrame
+from av.video.reformatter import VideoReformatter
+from PIL import Image
 
 from lfhelpers.errors import LfError
 
@@ -31,6 +33,8 @@ class Video:
         self._stream.codec_context.thread_count = 1  # writer processes are what runs side by side
         self._behind: VideoFrame | None = None  # the last frame that is not after the time asked for
         self._ahead: VideoFrame | None = None  # the one after it
+        self._colours = VideoReformatter()  # one for all frames: making its tables costs as much as using them
+        self._damaged = False  # a frame since the last key frame was
         self._jump(0.0)
 
     @property
@@ -45,16 +49,24 @@ class Video:
         if (self._behind is not None and seconds < _time(self._behind)) or self._key_between(seconds):
             self._jump(seconds)
         while self._ahead is not None and _time(self._ahead) <= seconds:
+            # Damage goes on in what is predicted from a frame, but the frame alone is marked. What is shown before it
+            # and predicted from it is not found out; FFmpeg's own strictness would, and fails on sound files too.
+            self._damaged = self._ahead.is_corrupt or (self._damaged and not self._ahead.key_frame)
             self._behind, self._ahead = self._ahead, self._next()
         near = [frame for frame in (self._behind, self._ahead) if frame is not None]
         frame = min(near, key=lambda item: abs(_time(item) - seconds), default=None)
         if frame is None or abs(_time(frame) - seconds) > reach:
             nearest = "it has none at all" if frame is None else f"the nearest is at {_time(frame):.3f} s"
-            raise LfError(f"{self.path} has no frame at {seconds:.3f} s, {nearest}; mend the file, or leave its episode "
-                          "out.")
-        if frame.is_corrupt:
-            raise LfError(f"{self.path} is damaged at {_time(frame):.3f} s; mend the file, or leave its episode out.")
+            raise LfError(f"{self.path} has no frame at {seconds:.3f} s, {nearest}; mend the file, or give "
+                          "its episode's number in leave_out=.")
+        if frame.is_corrupt or (self._damaged and not frame.key_frame):
+            raise LfError(f"{self.path} is damaged at {_time(frame):.3f} s; mend the file, or give its "
+                          "episode's number in leave_out=.")
         return frame
+
+    def image(self, seconds: float, reach: float) -> Image.Image:
+        """The same frame as an RGB image."""
+        return self._colours.reformat(self.at(seconds, reach), format="rgb24").to_image()
 
     def _key_between(self, seconds: float) -> bool:
         """Whether a key frame lies after what is decoded already, and not after the wanted time."""
@@ -74,7 +86,9 @@ class Video:
         while True:
             self._container.seek(max(place, self._first), stream=self._stream)
             self._frames = self._container.decode(self._stream)
-            self._behind, self._ahead = None, self._next()
+            self._behind, self._ahead, self._damaged = None, self._next(), False
+            while self._ahead is not None and not self._ahead.key_frame and place > self._first:
+                self._ahead = self._next()  # shown before the key frame, but predicted from what lies before it too
             if place <= self._first or (self._ahead is not None and _time(self._ahead) <= seconds):
                 return
             key = self._key(place)  # it is decoded before, but shown after the wanted time: take the one before it
@@ -84,7 +98,8 @@ class Video:
         try:
             return next(self._frames, None)
         except av.FFmpegError as error:
-            raise LfError(f"{self.path} can't be decoded: {error}; mend the file, or leave its episode out.") from error
+            raise LfError(f"{self.path} can't be decoded: {error}; mend the file, or give its episode's number in "
+                          "leave_out=.") from error
 
 
 def _time(frame: VideoFrame) -> float:

@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lfhelpers.cli.data import data_app
 from lfhelpers.errors import LfError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Cut a training run to half its time, and prove that quality did not change.")
 recipe_app = typer.Typer(no_args_is_help=True, help="Show and compare recipes.")
-data_app = typer.Typer(no_args_is_help=True, help="Make and check datasets.")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(data_app, name="data")
 
@@ -135,34 +135,6 @@ def recipe_diff(left: str, right: str) -> None:
     for field, (a, b) in diff(recipe(left), recipe(right)).items():
         table.add_row(field, _shown(a), _shown(b))
     Console().print(table)
-
-
-@data_app.command("make")
-def data_make(
-    out: Annotated[Path | None, typer.Option(help="Folder of the shards; else the default set's.")] = None,
-    samples: Annotated[int, typer.Option(min=1)] = 2048,
-    shard_mb: Annotated[float, typer.Option(min=0.1, help="Largest size of a shard.")] = 1024,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all usable cores if none is given.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    distractors: Annotated[int, typer.Option(min=0, max=5, help="Objects beside the named one.")] = 3,
-) -> None:
-    """Render tabletop scenes into shards with index and manifest; an interrupted call is continued by the next."""
-    from lfhelpers.launch.prepare import make_tabletop
-
-    manifest = make_tabletop(out, samples, shard_mb=shard_mb, jobs=jobs, seed=seed, distractors=distractors)
-    print(f"{manifest.samples} samples in {len(manifest.shards)} shards in {manifest.folder}")
-
-
-@data_app.command("check")
-def data_check(
-    folder: Path,
-    sha256: Annotated[bool, typer.Option(help="Read every byte and compare checksums.")] = False,
-) -> None:
-    """Check that a folder's shards are those that its manifest names."""
-    from lfhelpers.data.manifest import Manifest
-
-    manifest = Manifest.load(folder, check="sha256" if sha256 else "sizes")
-    print(f"{folder}: {manifest.samples} samples in {len(manifest.shards)} shards, as its manifest says")
 
 
 def main() -> None:

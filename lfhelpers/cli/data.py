@@ -1,0 +1,92 @@
+"""`lfhelpers data`: make, pack and check datasets."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lfhelpers.errors import LfError
+
+data_app = typer.Typer(no_args_is_help=True, help="Make, pack and check datasets.")
+
+ShardMb = Annotated[float, typer.Option(min=0.1, help="Largest size of a shard.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all usable cores if none is given.")]
+
+
+class OnBad(StrEnum):
+    """What to do with a source's bad entries."""
+
+    refuse = "refuse"
+    skip = "skip"
+
+
+@data_app.command("make")
+def make(
+    out: Annotated[Path | None, typer.Option(help="Folder of the shards; else the default set's.")] = None,
+    samples: Annotated[int, typer.Option(min=1)] = 2048,
+    shard_mb: ShardMb = 1024,
+    jobs: Jobs = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    distractors: Annotated[int, typer.Option(min=0, max=5, help="Objects beside the named one.")] = 3,
+) -> None:
+    """Render tabletop scenes into shards with index and manifest; an interrupted call is continued by the next."""
+    from lfhelpers.launch.prepare import make_tabletop
+
+    manifest = make_tabletop(out, samples, shard_mb=shard_mb, jobs=jobs, seed=seed, distractors=distractors)
+    print(f"{manifest.samples} samples in {len(manifest.shards)} shards in {manifest.folder}")
+
+
+@data_app.command("pack")
+def pack(
+    source: Annotated[Path, typer.Argument(help="A folder of images, a CSV or JSONL, a COCO JSON, a LeRobot dataset.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the shards.")],
+    kind: Annotated[str | None, typer.Option(help="images, table, coco or lerobot; else found by looking.")] = None,
+    shard_mb: ShardMb = 1024,
+    jobs: Jobs = None,
+    on_bad: Annotated[OnBad, typer.Option(help="What to do about bad entries: skip counts them.")] = OnBad.refuse,
+    keep: Annotated[bool, typer.Option(help="Store all images as they are, odd ones too.")] = False,
+    root: Annotated[Path | None, typer.Option(help="Folder that image names start from.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Table: the column of image names.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Table: the column of texts.")] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="LeRobot: take each N-th frame.")] = None,
+    chunk: Annotated[str | None, typer.Option(help="LeRobot: steps x numbers of an action chunk, as 16x7.")] = None,
+    state_dim: Annotated[int | None, typer.Option(min=1, help="LeRobot: numbers of a state.")] = None,
+    front: Annotated[str | None, typer.Option(help="LeRobot: the camera that becomes front.jpg.")] = None,
+    wrist: Annotated[str | None, typer.Option(help="LeRobot: the camera that becomes wrist.jpg.")] = None,
+    leave_out: Annotated[list[int] | None, typer.Option(help="LeRobot: an episode's number; repeatable.")] = None,
+) -> None:
+    """Pack your own data into shards; the source is only read, and an interrupted call is continued by the next."""
+    from lfhelpers.data import importers
+    from lfhelpers.measure.hardware import usable_cores
+
+    cameras = {name: feature for name, feature in (("front", front), ("wrist", wrist)) if feature}
+    given: dict[str, Any] = {
+        "keep": keep or None, "root": root, "image_column": image_column, "text_column": text_column, "every": every,
+        "chunk": _chunk(chunk) if chunk else None, "state_dim": state_dim, "cameras": cameras or None,
+        "leave_out": leave_out or None}
+    options = {name: value for name, value in given.items() if value is not None}
+    manifest = importers.pack(source, out, kind=kind, shard_mb=shard_mb, jobs=jobs or usable_cores(),
+                              on_bad=on_bad.value, **options)
+    print(f"{manifest.samples} samples in {len(manifest.shards)} shards in {manifest.folder}")
+
+
+@data_app.command("check")
+def check(
+    folder: Path,
+    sha256: Annotated[bool, typer.Option(help="Read every byte and compare checksums.")] = False,
+) -> None:
+    """Check that a folder's shards are those that its manifest names."""
+    from lfhelpers.data.manifest import Manifest
+
+    manifest = Manifest.load(folder, check="sha256" if sha256 else "sizes")
+    print(f"{folder}: {manifest.samples} samples in {len(manifest.shards)} shards, as its manifest says")
+
+
+def _chunk(text: str) -> tuple[int, int]:
+    steps, times, numbers = text.partition("x")
+    if not (times and steps.isdigit() and numbers.isdigit()):
+        raise LfError(f"--chunk '{text}' is no size: write steps x numbers, for example 16x7.")
+    return int(steps), int(numbers)
