@@ -112,7 +112,7 @@ def start(job: Recipe, nproc: int = 1, *, resume: Run | str | None = None, port:
             prepare,  # here, since every rank imports this package before its death watch
         )
 
-        job = prepare(job)
+        job = prepare(job, nproc)
     run = runs.create(job) if resume is None else _resumed(resume, job)
     meet = [] if port is None else ["--port", str(port)]
     again = [] if resume is None else ["--resume"]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lfhelpers.data.manifest import Manifest
+from lfhelpers.data import Manifest, make_plan
 from lfhelpers.data.shards import write
 from lfhelpers.errors import LfError
 from lfhelpers.measure.hardware import usable_cores
@@ -18,8 +18,10 @@ DEFAULT_SAMPLES = 2048
 DEFAULT_SHARD_MB = 32
 
 
-def prepare(job: Recipe) -> Recipe:
-    """The recipe with an absolute data path, after cheap checks; the default dataset is rendered on first use.
+def prepare(job: Recipe, nproc: int) -> Recipe:
+    """The recipe with absolute paths, after cheap checks; says what each epoch reads, pads or drops on `nproc` ranks.
+
+    The default dataset is rendered on first use.
 
     Raises LfError for a size that doesn't exist and for a folder that is missing or doesn't match its manifest.
     """
@@ -30,7 +32,7 @@ def prepare(job: Recipe) -> Recipe:
     if job.data.path is None and job.workload.use == "vla" and not (default_folder() / "manifest.json").exists():
         _make_default()
     folder = Path(job.data.path).absolute() if job.data.path else default_folder()
-    Manifest.load(folder)
+    print(make_plan(job, Manifest.load(folder), nproc).describe(), flush=True)
     return job.with_(**{"data.path": str(folder), "workload.use": _located(job.workload.use)})
 
 

@@ -74,7 +74,6 @@ def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequ
                 run.truncate_steps(start)
         if ranks.first:
             run.write("environment.json", hardware.describe() | {"device": ranks.device.type})
-            print(plan.describe(), flush=True)
         return _run(parts, iter(loader), start)
 
 

@@ -54,7 +54,7 @@ def test_the_same_global_batch_on_one_rank_gives_the_same_losses(job):
 
     losses = []
     for overrides in (("batch.micro=8",), ("batch.micro=4", "batch.accumulate=2")):
-        alone = prepare(job("competent", "steps=4", "precision.mode=fp32", *overrides))
+        alone = prepare(job("competent", "steps=4", "precision.mode=fp32", *overrides), nproc=1)
         run = runs.create(alone)
         train(alone, run, ALONE)
         losses.append([row["loss"] for row in run.steps()])
