@@ -1,8 +1,9 @@
-"""The one rule by which the Pillow path turns bytes into pixels; every engine on that path calls these two functions.
+"""The one rule by which bytes become pixels; every engine on the Pillow path calls these two functions.
 
-Decoding is exact (no scaled decode), orientation is applied as DALI does by default, and resizing is antialiased:
-engines that differ in any of these train on different data, and a speed-up that changes the data is not one. The
-scaled decode of libjpeg would save a third of the time and moves pixels by about two levels of 255.
+Decoding is exact (no scaled decode), orientation is applied, and resizing is antialiased: engines that differ in any of
+these train on different data, and a speed-up that changes the data is not one. The scaled decode of libjpeg would save
+a third of the time and moves pixels by about two levels of 255. `dali` holds the same rule as DALI graph functions, and
+a test compares the two over a table of odd images.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # 16 bits in Pillow's names, wh
 def decode(data: bytes, where: str) -> Image.Image:
     """An upright RGB image of any file that Pillow reads: alpha dropped, 16 bits scaled to 8, other colours converted.
 
+    The low bits of 16 are rounded in grey and cut off in colours, where DALI rounds: that is one level of 255.
     Raises LfError naming `where`; a cut file is an error, never half an image.
     """
     try:
@@ -34,7 +36,11 @@ def decode(data: bytes, where: str) -> Image.Image:
 
 def augment(image: Image.Image, box: tuple[int, int, int, int], matrix: NDArray[np.float64] | None, size: int
             ) -> NDArray[np.uint8]:
-    """The crop `box` resized to uint8 [size, size, 3], bilinear and antialiased, then its colours by `matrix`."""
+    """The crop `box` resized to uint8 [size, size, 3], bilinear and antialiased, then its colours by `matrix`.
+
+    At the border of the box the filter sees the pixels beyond it, as in DALI's resize of a region: cutting first would
+    copy the frame, and differ there.
+    """
     resized = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
     if matrix is not None:
         resized = resized.convert("RGB", tuple(matrix.ravel().tolist()))
