@@ -10,6 +10,8 @@ from typing import Any
 
 _HOME = {
     "show": "figures",
+    "show_pictures": "figures",
+    "show_report": "reports",
     "step_bars": "charts",
     "loss_curves": "charts",
     "bars_with_interval": "charts",

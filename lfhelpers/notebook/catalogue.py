@@ -12,6 +12,17 @@ from nbformat import NotebookNode
 from lfhelpers import runs
 from lfhelpers.errors import LfError, nearest
 
+PLANNED = {
+    "02_data_pipeline": "How is each batch ready before the step asks for it?",
+    "03_compile_and_precision": "What do fewer, larger kernels and other number formats win?",
+    "04_ddp_overlap": "How much of the gradients' exchange can hide behind backward?",
+    "05_activation_memory": "What does recomputing activations cost, and what does the freed memory win?",
+    "06_tuning_and_results": "Which values suit all levers together, and what do they win in the end?",
+    "07_pitfalls": "What goes wrong when a run is made fast, and how does one notice?",
+    "08_your_own_model": "How do I bring my own model and data?",
+}
+"""Lessons to come, with their questions; one that is there speaks for itself."""
+
 
 def folder() -> Path:
     """The playbook's notebooks: `notebooks` of the checkout, or of the current folder where there is none."""
@@ -30,6 +41,13 @@ def select(names: Sequence[str] | None = None, inside: Path | None = None) -> li
             raise LfError(f"no notebooks in {inside}; run from the playbook's checkout, or name a .ipynb file.")
         return list(known.values())
     return list(dict.fromkeys(_one(name, known, inside) for name in names))
+
+
+def overview(inside: Path | None = None) -> list[dict[str, str]]:
+    """A row a lesson in order: notebook, the question it answers, and whether it is here or still to come."""
+    here = {path.stem: question(read(path)) for path in select(None, inside)}
+    return [{"notebook": name, "question": here.get(name, PLANNED.get(name, "")),
+             "state": "here" if name in here else "to come"} for name in sorted(here.keys() | PLANNED.keys())]
 
 
 def read(path: Path) -> NotebookNode:

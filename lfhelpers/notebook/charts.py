@@ -44,7 +44,8 @@ def step_bars(reports: Mapping[str, Mapping[str, float]], unit: str = "%") -> Ch
     axes.set_xlabel(f"step time [{unit}]", color=INK, fontsize=9)
     axes.grid(axis="y", visible=False)
     figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=8.5, handlelength=1.6)
-    rows = [{"part": part} | {label: report.get(part, 0.0) for label, report in reports.items()} for part in parts]
+    rows = [{"part": part.replace("_", " ")} | {label: round(report.get(part, 0.0), 2)
+                                                for label, report in reports.items()} for part in parts]
     return Chart(figure, _largest_parts(reports, unit), Table.of(f"Where the step's time goes [{unit}]", rows))
 
 
@@ -98,7 +99,7 @@ def bars_with_interval(rows: Sequence[Mapping[str, Any]]) -> Chart:
     axes.set_xlim(0, highest * 1.22)
     axes.set_xlabel(unit, color=INK, fontsize=9)
     axes.grid(axis="y", visible=False)
-    return Chart(figure, _compared(rows, unit), Table.of(f"Measured [{unit}]", [
+    return Chart(figure, _compared(rows, unit), Table.of(f"Values [{unit}]", [
         {key: row.get(key) for key in ("label", "value", "low", "high") if any(key in other for other in rows)}
         for row in rows]))
 

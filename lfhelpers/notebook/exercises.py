@@ -23,8 +23,8 @@ def solution(answer: Any, value: Any) -> Any:
     return value if answer is ... and results.headless() else answer
 
 
-def check(name: str, answer: Any, passes: Callable[[Any], Any], hint: str, why: str = "") -> bool:
-    """Whether `passes(answer)`; says passed, or not yet with the hint, and keeps `why` folded under 'Answer'.
+def check(name: str, answer: Any, passes: Callable[[Any], Any], hint: str, why: str = "") -> None:
+    """Say whether `passes(answer)`: passed, or not yet with the hint; `why` is kept folded under 'Answer'.
 
     Raises LfError where the runner plays the notebook and the stub passes or the solution fails.
     """
@@ -32,7 +32,6 @@ def check(name: str, answer: Any, passes: Callable[[Any], Any], hint: str, why: 
     if results.headless():
         _prove(name, passed, stub_passes=_try(passes, ...)[0])
     output.put(_html(name, answer, passed, trouble, hint, why), _sentence(name, answer, passed, trouble, hint))
-    return passed
 
 
 def unproven(notebook: NotebookNode, found: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -69,6 +69,23 @@ def html(figure: Figure, alt: str, table: Table | None = None, caption: str = ""
                'style="max-width:100%;height:auto;background:#fff">')
     below = table.html() if table else ""
     return (f'<figure style="margin:0">{picture}<figcaption>{escape(caption or alt)}</figcaption></figure>{below}')
+
+
+def show_pictures(pictures: Mapping[str, bytes], caption: str, width: int = 320) -> None:
+    """Show JPEG or PNG files side by side, unchanged, at `width` pixels each: {alt text: bytes}.
+
+    The alt text, a sentence on what is to be seen, stands under its picture too; a terminal gets the sentences alone.
+    """
+    boxes = "".join(
+        f'<div style="width:{width}px"><img alt="{escape(alt)}" src="data:image/{_kind(data)};base64,'
+        f'{base64.b64encode(data).decode()}" style="width:100%"><div style="font-size:90%">{escape(alt)}</div></div>'
+        for alt, data in pictures.items())
+    output.put(f'<figure style="margin:0"><div style="display:flex;flex-wrap:wrap;gap:12px">{boxes}</div>'
+               f"<figcaption>{escape(caption)}</figcaption></figure>", "\n".join([caption, *pictures]))
+
+
+def _kind(data: bytes) -> str:
+    return "png" if data.startswith(b"\x89PNG") else "jpeg"
 
 
 def thin(values: Sequence[Any], most: int = POINTS) -> list[Any]:

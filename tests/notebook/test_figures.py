@@ -45,7 +45,7 @@ def test_alt_text_states_the_finding(draw, alt):
 
 def test_the_numbers_stand_in_the_table():
     assert charts.step_bars(REPORTS, unit="ms").table.rows == (
-        ("data_wait", 62.0, 2.0), ("forward", 18.0, 40.0), ("backward", 20.0, 50.0), ("communication", 0.0, 8.0))
+        ("data wait", 62.0, 2.0), ("forward", 18.0, 40.0), ("backward", 20.0, 50.0), ("communication", 0.0, 8.0))
     assert charts.bars_with_interval(BARS).table.rows[1] == ("competent", 12.0, 11.5, 12.4)
 
 
@@ -78,9 +78,21 @@ def test_outside_a_notebook_show_prints_the_finding_and_the_table(capsys):
     figures.show(*charts.bars_with_interval(BARS))
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "as_found 4 samples/s; competent 12 samples/s, 3.00 times as_found."
-    assert printed[1] == "Measured [samples/s]"
+    assert printed[1] == "Values [samples/s]"
 
 
 def test_pyplot_is_never_loaded():
     program = "import sys, lfhelpers.notebook.charts; print('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False False\n"
+
+
+def test_pictures_stand_side_by_side_with_their_alt_text(monkeypatch):
+    shown = []
+    monkeypatch.setattr(figures.output, "put", lambda html, text: shown.append((html, text)))
+    png, jpeg = b"\x89PNG\r\n\x1a\n1", b"\xff\xd8\xff2"
+    figures.show_pictures({"A <red> block.": jpeg, "A plan.": png}, "One sample.")
+    [(html, text)] = shown
+    assert text == "One sample.\nA <red> block.\nA plan."
+    assert [(alt, kind, base64.b64decode(data)) for alt, kind, data in
+            re.findall(r'<img alt="([^"]+)" src="data:image/(\w+);base64,([^"]+)"', html)] == [
+        ("A &lt;red&gt; block.", "jpeg", jpeg), ("A plan.", "png", png)]

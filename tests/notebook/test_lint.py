@@ -172,3 +172,11 @@ def test_notebooks_are_chosen_by_number_name_and_path(tmp_path):
         catalogue.select(["01_diagnose"], tmp_path)
     with pytest.raises(LfError, match="no notebooks in"):
         catalogue.select(None, tmp_path / "empty")
+
+
+def test_the_overview_lets_lessons_speak_for_themselves_and_names_those_to_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue, "PLANNED", {"01_diagnosis": "An old question?", "02_data": "How is data fed?"})
+    save(tmp_path, "01_diagnosis", lesson())
+    assert catalogue.overview(tmp_path) == [
+        {"notebook": "01_diagnosis", "question": "Where does the time go?", "state": "here"},
+        {"notebook": "02_data", "question": "How is data fed?", "state": "to come"}]

@@ -3,15 +3,18 @@
 import functools
 import json
 import os
+from html import escape
 from pathlib import Path
 
 import nbformat
 import pytest
 
 import lfhelpers.notebook
+from lfhelpers.diagnose import diagnose
 from lfhelpers.errors import LfError
-from lfhelpers.notebook import html, index, profiles, source
+from lfhelpers.notebook import figures, html, index, profiles, reports, source
 from lfhelpers.notebook.progress import Progress
+from lfhelpers.runs import recorded
 from tests.notebook.lessons import code, lesson, save, text
 
 
@@ -56,6 +59,12 @@ def test_a_source_listing_is_the_modules_own_text(capsys):
     assert capsys.readouterr().out == f"# {place}\n{listed}\n"
     with pytest.raises(LfError, match="has no Python source to show"):
         source.show_source(len)
+
+
+def test_a_listing_can_end_before_a_line():
+    head, place = source.listing(figures, until="def ")
+    assert head.startswith('"""Figures that everyone can read') and head.endswith('"sans-serif"]}\n')
+    assert place == f"lfhelpers/notebook/figures.py, lines 1 to {len(head.splitlines())}"
 
 
 def test_what_lessons_import_is_there_and_a_misspelling_is_no_silent_none():
@@ -118,3 +127,14 @@ def test_progress_estimates_from_the_last_time_or_from_the_cells():
     known.cell(cell, 1)
     assert unknown.line(4.0) == "00_a  cell 2 of 10, 4 s, about 36 s left: import torch"
     assert known.line(40.0) == "00_a  cell 2 of 10, 40 s, about 60 s left: import torch"
+
+
+def test_a_report_in_a_lesson_says_what_it_says_in_a_terminal(monkeypatch):
+    shown = []
+    monkeypatch.setattr(reports.output, "put", lambda page, words: shown.append((page, words)))
+    report = diagnose(recorded("h200x1/as_found"))
+    reports.show_report(report)
+    [(page, words)] = shown
+    assert words == report.table()
+    assert f"{report.samples_per_s:.1f} samples/s" in page and '<th scope="row"' in page
+    assert all(f"<li>{escape(str(finding))}</li>" in page for finding in report.findings)
