@@ -68,13 +68,15 @@ class DataFields(Section):
     loader: Literal["synthetic", "as_found", "webdataset"] = "webdataset"
     """`synthetic` reuses one batch; `as_found` augments between steps; `webdataset` does all work in workers."""
     workers: int | None = Field(None, ge=0)
-    """Worker processes a rank; none given: its share of this host's cores less one for itself, 1 to 16."""
+    """Worker processes a rank; none given: its share of this host's cores less one for itself, 2 to 16."""
     prefetch: Count = 2
     """Batches that each worker keeps ready."""
     pin: bool = True
     """Put batches into page-locked memory, so that copies to the GPU can run beside computation."""
     async_copy: bool = True
     """Copy the next batch on a stream of its own while the present step runs."""
+    cache_gb: float = Field(50.0, gt=0)
+    """Most disk that shards fetched from an address (`path` with ://) may take, in GB."""
     shuffle: Literal["global", "block", "none"] = "global"
     """`global` draws from the whole epoch; `block` permutes inside windows of shards, for near-sequential reads."""
     last: Literal["pad", "drop"] = "pad"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lfhelpers.data.loader import Fields, Loader
+    from lfhelpers.data.quarantine import Quarantine
 
 __all__ = ["Manifest", "Plan", "make_loader", "make_plan"]
 
@@ -31,16 +32,23 @@ def make_plan(job: Recipe, manifest: Manifest, world: int) -> Plan:
 
 def make_loader(job: Recipe, manifest: Manifest, plan: Plan, fields: Fields,
                 sample: Callable[[Mapping[str, bytes]], Mapping[str, Tensor]], rank: int, *, start: int = 0,
-                stop: int) -> Loader:
+                stop: int, bad: Quarantine | None = None) -> Loader:
     """The recipe's engine, delivering the rank's batches of steps start..stop-1; loader.Loader says what a batch holds.
 
     sample: makes one sample's tensors from the bytes of `fields.others`. Call this before the process uses CUDA: worker
-    processes start here. Raises LfError where the shards lack a member that `fields` names.
+    processes start here. bad: skip bad samples and list them; without it the first one raises.
+    Raises LfError where the shards lack a member that `fields` names.
     """
+    from lfhelpers.data.ahead import FollowedLoader
     from lfhelpers.data.loader import Request
 
     manifest.need((*fields.images, *fields.others))
     if not 0 <= rank < plan.world:
         raise LfError(f"rank {rank} is not one of the plan's {plan.world} ranks; make the plan for this world size.")
+    request = Request(job, manifest, plan, fields, sample, rank, start, stop, bad)
     engine: Any = importlib.import_module(f"lfhelpers.data.engines.{job.data.loader}")
-    return engine.make(Request(job, manifest, plan, fields, sample, rank, start, stop))
+    if job.data.loader == "synthetic":
+        return engine.make(request)
+    spread = plan.world * plan.micro * (request.workers() * job.data.prefetch + 1)
+    end = manifest.follow(plan, start, stop, spread)  # before the engine forks workers, which tell it where they are
+    return FollowedLoader(lambda: engine.make(request), end) if end else engine.make(request)

@@ -8,16 +8,17 @@ table, and pay for it with a shuffle buffer and with splits by shard that leave 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import orjson
@@ -26,8 +27,12 @@ from numpy.typing import NDArray
 from lfhelpers.errors import LfError, nearest
 from lfhelpers.runs import write_atomic
 
+if TYPE_CHECKING:
+    from lfhelpers.data.order import Plan
+
 FORMAT = 1
 JSON, ARRAYS = "manifest.json", "manifest.npz"
+CACHE_GB = 50.0  # 10^9 bytes of remote shards that this host keeps, where nothing else is asked for
 OPEN_FILES = 256  # shards that a process keeps open; well under the usual limit of 1,024 files
 
 
@@ -66,16 +71,23 @@ class Manifest:
     _files: dict[int, _File] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], check: Literal["sizes", "sha256"] = "sizes") -> Manifest:
+    def load(cls, folder: str | os.PathLike[str], check: Literal["none", "sizes", "sha256"] = "sizes",
+             cache_gb: float = CACHE_GB) -> Manifest:
         """The dataset in `folder`, after its shards' sizes, or their whole content, were compared with the manifest.
 
+        An address with `://` is read through the cache beside the runs, of `cache_gb` 10^9 bytes (remote.open_remote).
         Raises LfError where the folder, the manifest or a shard is missing, or where one does not fit the other.
         """
+        if is_address(folder):
+            from lfhelpers.data.remote import open_remote
+
+            return open_remote(str(folder), limit_gb=cache_gb)
         path = Path(folder).absolute()
         data = _json(path)
         manifest = cls(path, tuple(data["fields"]), data["samples"], tuple(Shard(**item) for item in data["shards"]),
                        _rows(path), data["seed"], data["source"], data["packing"])
-        manifest._check_shards(check)
+        if check != "none":
+            manifest._check_shards(check)
         manifest._check_rows()
         return manifest
 
@@ -109,6 +121,13 @@ class Manifest:
                               "with check='sha256' and make the shard again.")
         return members
 
+    def follow(self, plan: Plan, start: int, stop: int, spread: int) -> Callable[[], None] | None:
+        """Have at hand in time what steps start..stop-1 read; returns what ends that. Shards on this disk need nothing.
+
+        spread: samples by which the readers of a rank may lie apart.
+        """
+        return None
+
     def where(self, index: int, ext: str = "") -> str:
         """shard:key, or shard:key:member, for sentences about a sample."""
         return f"{self.shards[self.rows.shard[index]].name}:{key(index)}" + (f":{ext}" if ext else "")
@@ -127,13 +146,19 @@ class Manifest:
     def _pread(self, index: int, start: int, stop: int) -> bytes:
         shard = int(self.rows.shard[index])
         try:
-            block = os.pread(self._file(shard).descriptor, stop - start, start)
+            with self._descriptor(shard) as descriptor:
+                block = os.pread(descriptor, stop - start, start)
         except OSError as error:
             raise LfError(f"{self.where(index)} in {self.folder} can't be read: {error.strerror}.") from error
         if len(block) < stop - start:
             raise LfError(f"{self.where(index)} in {self.folder} is cut short: the shard ends before byte {stop}; "
                           "make the shard again.")
         return block
+
+    @contextlib.contextmanager
+    def _descriptor(self, shard: int) -> Iterator[int]:
+        file = self._file(shard)  # kept until it was read: another thread may drop it from the open ones
+        yield file.descriptor
 
     def _file(self, shard: int) -> _File:
         file = self._files.get(shard)
@@ -172,6 +197,11 @@ class Manifest:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_files": {}}  # a descriptor means nothing in another process
+
+
+def is_address(path: str | os.PathLike[str]) -> bool:
+    """Whether a dataset's place is an address that fsspec reads, and not a folder."""
+    return "://" in str(path)
 
 
 def key(index: int) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from lfhelpers.data import Manifest, make_plan
+from lfhelpers.data.manifest import is_address
 from lfhelpers.data.shards import write
 from lfhelpers.errors import LfError
 from lfhelpers.measure.hardware import usable_cores
@@ -31,9 +32,11 @@ def prepare(job: Recipe, nproc: int) -> Recipe:
         sizes.find(job.workload.size)
     if job.data.path is None and job.workload.use == "vla" and not (default_folder() / "manifest.json").exists():
         _make_default()
-    folder = Path(job.data.path).absolute() if job.data.path else default_folder()
-    print(make_plan(job, Manifest.load(folder), nproc).describe(), flush=True)
-    return job.with_(**{"data.path": str(folder), "workload.use": _located(job.workload.use)})
+    given = job.data.path
+    place = given if given and is_address(given) else str(Path(given).absolute() if given else default_folder())
+    manifest = Manifest.load(place, cache_gb=job.data.cache_gb)
+    print(make_plan(job, manifest, nproc).describe(), flush=True)
+    return job.with_(**{"data.path": place, "workload.use": _located(job.workload.use)})
 
 
 def _located(use: str) -> str:

@@ -57,7 +57,7 @@ class Job:
 def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequence[Hook] = ()) -> dict[str, Any]:
     """Train as the recipe says and return the summary, which rank 0 has written; `resume` continues the run folder."""
     workload = find(job)
-    manifest = Manifest.load(str(job.data.path))
+    manifest = Manifest.load(str(job.data.path), cache_gb=job.data.cache_gb)
     plan = make_plan(job, manifest, ranks.world)
     start = checkpoint.steps_done(run) if resume else 0
     if start >= job.steps:

@@ -270,7 +270,7 @@ def test_missing_members_and_ranks_are_refused_before_any_worker_starts(dataset:
     assert children() == before
 
 
-@pytest.mark.parametrize(("cores", "local", "expected"), [(2, "1", 1), (16, "4", 3), (2, "8", 1), (160, "1", 16)])
+@pytest.mark.parametrize(("cores", "local", "expected"), [(2, "1", 2), (16, "4", 3), (2, "8", 2), (160, "1", 16)])
 def test_workers_are_the_ranks_share_of_the_cores(dataset: Manifest, monkeypatch: pytest.MonkeyPatch, cores: int,
                                                   local: str, expected: int) -> None:
     monkeypatch.setattr("lfhelpers.data.loader.usable_cores", lambda: cores)

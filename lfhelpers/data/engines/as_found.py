@@ -18,31 +18,32 @@ from torch.utils.data import Dataset, Sampler, default_collate
 
 from lfhelpers.data.draws import Draw
 from lfhelpers.data.loader import Batch, Request, WorkerLoader, stack, view
+from lfhelpers.data.order import Ids
 
-Sample = tuple[list[Tensor], dict[str, Tensor]]
+Sample = tuple[list[Tensor], dict[str, Tensor], int, str]
 
 
 class Samples(Dataset[Sample]):
-    """A sample by its id: its views as whole frames, uint8 [H, W, 3] each, and its other tensors."""
+    """A row by (id, step): its views as whole frames, uint8 [H, W, 3] each, other tensors, whose they are, fault."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
 
-    def __getitem__(self, index: int) -> Sample:
-        members = self.request.read(index)
-        frames = [torch.from_numpy(np.array(image)) for image in self.request.decode(index, members)]
-        return frames, self.request.tensors(index, members)
+    def __getitem__(self, place: tuple[int, int]) -> Sample:
+        (views, tensors), index, fault = self.request.fetch(*place)
+        return [torch.from_numpy(np.array(view)) for view in views], tensors, index, fault
 
 
 @dataclass(frozen=True)
-class PlannedIds(Sampler[list[int]]):
-    """The ids of each batch, as the plan has them."""
+class PlannedIds(Sampler[list[tuple[int, int]]]):
+    """The (id, step) of each row of each batch, as the plan has them."""
 
     request: Request
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         plan = self.request.plan
-        return (plan.slots(step, micro, self.request.rank)[0].tolist() for step, micro in self.request.sequence())
+        return ([(index, step) for index in plan.slots(step, micro, self.request.rank)[0].tolist()]
+                for step, micro in self.request.sequence())
 
     def __len__(self) -> int:
         return self.request.batches()
@@ -52,23 +53,25 @@ def make(request: Request) -> WorkerLoader:
     """A loader whose batches hold images as float32 [B, V, 3, P, P] in -1..1, never pinned."""
     size = request.fields.size
 
-    def finish(raw: tuple[Iterable[Tensor], Batch], step: int, micro: int) -> Batch:
-        frames, batch = iter(raw[0]), raw[1]
-        ids, valid = request.plan.slots(step, micro, request.rank)
+    def finish(raw: tuple[Iterable[Tensor], Batch, Ids], step: int, micro: int) -> Batch:
+        frames, batch, ids = iter(raw[0]), raw[1], raw[2]
+        planned, valid = request.plan.slots(step, micro, request.rank)
         images = torch.empty(len(ids), len(request.fields.images), 3, size, size)
         for views, draw in zip(images, request.draws(step, ids), strict=True):
             for place in views:
                 place.copy_(_normalised(next(frames), draw, size))
+        valid *= ids == planned
         return batch | {"images": images, "ids": torch.from_numpy(ids), "valid": torch.from_numpy(valid)}
 
     return WorkerLoader(request, Samples(request), finish, batch_sampler=PlannedIds(request), collate_fn=_collate)
 
 
-def _collate(samples: list[Sample]) -> tuple[Iterable[Tensor], Batch]:
+def _collate(samples: list[Sample]) -> tuple[tuple[Iterable[Tensor], Batch, Ids], list[str]]:
     """All frames of the batch, view by view: one tensor [B * V, H, W, 3] where they have one size, else a list."""
-    frames = [frame for views, _ in samples for frame in views]
+    views, tensors, ids, faults = zip(*samples, strict=True)
+    frames = [frame for sample in views for frame in sample]
     same = len({frame.shape for frame in frames}) == 1
-    return default_collate(frames) if same else frames, stack([tensors for _, tensors in samples])
+    return (default_collate(frames) if same else frames, stack(tensors), np.array(ids)), list(faults)
 
 
 def _normalised(frame: Tensor, draw: Draw, size: int) -> Tensor:

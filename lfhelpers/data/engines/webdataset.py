@@ -24,7 +24,7 @@ from lfhelpers.data.loader import Batch, Request, WorkerLoader, stack, view
 
 @dataclass(frozen=True)
 class PlannedSamples:
-    """The pipeline's source: raw samples of this worker's batches, with their draw and whether they count."""
+    """The pipeline's source: the ids of this worker's batches, with their draw and whether they count."""
 
     request: Request
 
@@ -34,19 +34,20 @@ class PlannedSamples:
         for step, micro in islice(request.sequence(), first, None, stride):
             ids, valid = request.plan.slots(step, micro, request.rank)
             for index, counts, draw in zip(ids.tolist(), valid.tolist(), request.draws(step, ids), strict=True):
-                yield {"__key__": manifest.key(index), "members": request.read(index), "index": index, "valid": counts,
-                       "draw": draw}
+                yield {"__key__": manifest.key(index), "index": index, "step": step, "valid": counts, "draw": draw}
 
 
 def make(request: Request) -> WorkerLoader:
     """A loader whose batches hold images as uint8 [B, V, P, P, 3], pinned where asked for and there is a GPU."""
 
     def decoded(raw: dict[str, Any]) -> dict[str, Any]:
+        (frames, tensors), index, fault = request.fetch(raw["index"], raw["step"])
+        draw = request.draws(raw["step"], np.array([index]))[0] if fault else raw["draw"]
         pixels = np.empty((len(request.fields.images), request.fields.size, request.fields.size, 3), np.uint8)
-        for place, frame in zip(pixels, request.decode(raw["index"], raw["members"]), strict=True):
-            place[:] = view(frame, raw["draw"], request.fields.size)
-        return {"pixels": pixels, "tensors": request.tensors(raw["index"], raw["members"]),
-                "index": raw["index"], "valid": raw["valid"]}
+        for place, frame in zip(pixels, frames, strict=True):
+            place[:] = view(frame, draw, request.fields.size)
+        return {"pixels": pixels, "tensors": tensors, "index": index, "valid": 0.0 if fault else raw["valid"],
+                "fault": fault}
 
     pipeline = wds.DataPipeline(PlannedSamples(request), wds.map(decoded),
                                 wds.batched(request.plan.micro, collation_fn=_collate, partial=False))
@@ -54,8 +55,9 @@ def make(request: Request) -> WorkerLoader:
     return WorkerLoader(request, pipeline, pin=request.pin(), batch_size=None)
 
 
-def _collate(samples: list[dict[str, Any]]) -> Batch:
+def _collate(samples: list[dict[str, Any]]) -> tuple[Batch, list[str]]:
     return stack([sample["tensors"] for sample in samples]) | {
         "images": torch.from_numpy(np.stack([sample["pixels"] for sample in samples])),
         "ids": torch.tensor([sample["index"] for sample in samples]),
-        "valid": torch.tensor([sample["valid"] for sample in samples], dtype=torch.float32)}
+        "valid": torch.tensor([sample["valid"] for sample in samples], dtype=torch.float32),
+    }, [sample["fault"] for sample in samples]

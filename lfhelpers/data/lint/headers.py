@@ -110,7 +110,7 @@ class _Walk:
         if len(block) < BLOCKSIZE or not _sums_up(block):
             if self.mark >= 0:
                 raise Damage("data_after_end", f"has an end mark at byte {self.mark} and more data behind it")
-            raise Damage("damaged_shard", f"has no header at byte {self.position}, where one must be; what follows is lost"
+            raise Damage("damaged_shard", f"has no header at byte {self.position}; what follows is lost"
                          if self.position else "is no tar file")
         size = _number(block[124:136])
         if size < 0:
@@ -137,6 +137,8 @@ class _Walk:
             offset += _sparse_map(self.data, offset, block)
         # As in tarfile: a folder's or link's header may give a size, but no data follows.
         size = 0 if what in ("folder", "link") else int(self._pax.get(b"size", size))
+        if size < 0:
+            raise ValueError(f"{name} has {size} bytes")
         if not self.data.holds(offset, size):
             raise Damage("truncated_shard", f"is cut inside {name}, which should end at byte {offset + size}")
         self._long, self._pax, self.found = b"", {}, True
@@ -145,8 +147,9 @@ class _Walk:
 
 def _sums_up(block: bytes) -> bool:
     """Whether the header's own checksum holds; old tars add signed bytes."""
-    body, given = block[:148] + b" " * 8 + block[156:], _number(block[148:156])
-    return given == sum(body) or given == sum(memoryview(body).cast("b"))
+    given, field = _number(block[148:156]), block[148:156]
+    return given == sum(block) - sum(field) + 256 or given == sum(
+        memoryview(block).cast("b")) - sum(memoryview(field).cast("b")) + 256
 
 
 def _number(field: bytes) -> int:

@@ -23,6 +23,15 @@ needs about as long to find a place as to read so much."""
 _PACKED: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 
+def opened(path: Path) -> tuple[BinaryIO, Any]:
+    """(the file, the file of its unpacked bytes): the same one twice, unless it is compressed with gzip, bz2 or xz."""
+    raw: BinaryIO = path.open("rb", buffering=0)
+    start = raw.read(6)
+    raw.seek(0)
+    opener = next((opener for magic, opener in _PACKED.items() if start.startswith(magic)), None)
+    return raw, opener(raw) if opener else raw
+
+
 class Data:
     """A shard's bytes. `whole`: all of them are read, front to back, and hashed; otherwise reads may jump forward.
 
@@ -32,12 +41,8 @@ class Data:
 
     def __init__(self, path: Path, whole: bool, progress: Callable[[int], None] = lambda _: None) -> None:
         self.size = path.stat().st_size
-        self._raw: BinaryIO = path.open("rb", buffering=0)
-        start = self._raw.read(6)
-        self._raw.seek(0)
-        opener = next((opener for magic, opener in _PACKED.items() if start.startswith(magic)), None)
-        self.packed = opener is not None
-        self._file: Any = opener(self._raw) if opener else self._raw
+        self._raw, self._file = opened(path)
+        self.packed = self._raw is not self._file
         self._whole, self._progress = whole or self.packed, progress
         self._digest = hashlib.sha256() if whole and not self.packed else None
         self._buffer = memoryview(bytearray(CHUNK))
@@ -83,6 +88,8 @@ class Data:
     def _load(self, position: int) -> bool:
         """Bring the window to `position`; False at the end of the file."""
         if self._whole:
+            if position < self._start:
+                raise ValueError(f"byte {position} is behind what is being read")
             while self._stop <= position:
                 if not self._read(CHUNK):
                     return False
@@ -95,10 +102,12 @@ class Data:
 
     def _read(self, most: int) -> bool:
         count = self._file.readinto(self._buffer[:most])
+        if not count:
+            return False
         self._start, self._stop = self._stop, self._stop + count
         if self._digest:
             self._digest.update(self._buffer[:count])
         place = min(self._raw.tell(), self.size)
         self._progress(place - self._told)
         self._told = place
-        return bool(count)
+        return True
