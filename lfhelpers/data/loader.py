@@ -196,8 +196,12 @@ class WorkerLoader:
     def __enter__(self) -> WorkerLoader:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        """Close; a worker's death, which torch's signal handler raises wherever the process happens to be, is named."""
         self.close()
+        if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+            raise _died(error) from error
 
     def _next(self) -> Any:
         if self._batches is None:
@@ -209,6 +213,10 @@ class WorkerLoader:
         except (RuntimeError, EOFError, OSError) as error:  # the last two: it died while it handed a batch over
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
-            what = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-            raise LfError(f"a data worker died ({what}); if it ran out of memory, try fewer data.workers, a smaller "
-                          "data.prefetch, or a larger /dev/shm.") from error
+            raise _died(error) from error
+
+
+def _died(error: BaseException) -> LfError:
+    what = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+    return LfError(f"a data worker died ({what}); if it ran out of memory, try fewer data.workers, a smaller "
+                   "data.prefetch, or a larger /dev/shm.")

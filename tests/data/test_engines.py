@@ -239,13 +239,13 @@ def test_a_workload_without_images_gets_none(dataset: Manifest, engine: str) -> 
 def test_a_killed_worker_is_one_sentence(dataset: Manifest) -> None:
     job, before = toy("webdataset", 2), children()
     plan = make_plan(job, dataset, 1)
-    with make_loader(job, dataset, plan, ToyFields(), tensors, 0, stop=1000) as loader:
+    loader = make_loader(job, dataset, plan, ToyFields(), tensors, 0, stop=1000)
+    with pytest.raises(LfError, match=r"^a data worker died \(.+\); .* try fewer data.workers"), loader:
         batches = iter(loader)
         next(batches)
         for pid in children() - before:
             psutil.Process(pid).kill()
-        with pytest.raises(LfError, match=r"^a data worker died \(.+\); .* try fewer data.workers"):
-            list(batches)
+        list(batches)
     assert children() == before
 
 
