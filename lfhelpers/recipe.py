@@ -81,6 +81,10 @@ class DataFields(Section):
     """`global` draws from the whole epoch; `block` permutes inside windows of shards, for near-sequential reads."""
     last: Literal["pad", "drop"] = "pad"
     """The epoch's short last batch: padded with masked samples and applied with its true weight, or dropped."""
+    on_bad: Literal["raise", "skip"] = "raise"
+    """A sample that can't be read or decoded ends the run, or is replaced, masked and listed in `quarantine/`."""
+    max_bad: float = Field(0.01, ge=0, le=1)
+    """With `skip`: the share of the dataset, at least ten samples, above which bad samples end the run all the same."""
     augment: bool = True
     """Random crop (0.95) and colour jitter, the same for all views of a sample."""
 

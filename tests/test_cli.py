@@ -122,3 +122,20 @@ def test_data_make_writes_what_data_check_accepts(command, tmp_path):
     assert code == 0 and said.startswith("6 samples in ")
     assert json.loads((out / "manifest.json").read_text())["samples"] == 6
     assert command("data", "check", out, "--sha256")[0] == 0
+
+
+def test_lint_finds_what_is_broken_and_repack_mends_it(command, tmp_path):
+    """Three samples, one of which has lost its text: exit code 1, and a clean copy of the other two."""
+    import io
+    import tarfile
+
+    with tarfile.open(tmp_path / "set.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        for name in ("a.txt", "a.bin", "b.bin", "c.txt", "c.bin"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 4
+            tar.addfile(entry, io.BytesIO(b"data"))
+    code, out, _ = command("data", "lint", tmp_path / "set.tar", "--jobs", 1)
+    assert code == 1 and "missing_members" in out.replace(" ", "_") and "b" in out
+    code, out, _ = command("data", "lint", tmp_path / "set.tar", "--repack", tmp_path / "clean", "--jobs", 1)
+    assert code == 0 and "2 samples in " in out
+    assert command("data", "lint", tmp_path / "clean", "--jobs", 1)[0] == 0

@@ -1,4 +1,4 @@
-"""`lfhelpers data`: make, pack and check datasets."""
+"""`lfhelpers data`: make, pack, check and mend datasets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from lfhelpers.errors import LfError
 
-data_app = typer.Typer(no_args_is_help=True, help="Make, pack and check datasets.")
+data_app = typer.Typer(no_args_is_help=True, help="Make, pack, check and mend datasets.")
 
 ShardMb = Annotated[float, typer.Option(min=0.1, help="Largest size of a shard.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all usable cores if none is given.")]
@@ -21,6 +21,13 @@ class OnBad(StrEnum):
 
     refuse = "refuse"
     skip = "skip"
+
+
+class Level(StrEnum):
+    """How deep a lint looks."""
+
+    members = "members"
+    decode = "decode"
 
 
 @data_app.command("make")
@@ -71,6 +78,28 @@ def pack(
     manifest = importers.pack(source, out, kind=kind, shard_mb=shard_mb, jobs=jobs or usable_cores(),
                               on_bad=on_bad.value, **options)
     print(f"{manifest.samples} samples in {len(manifest.shards)} shards in {manifest.folder}")
+
+
+@data_app.command("lint")
+def lint(
+    paths: Annotated[list[Path], typer.Argument(help="Tars, or folders of tars; any WebDataset set.")],
+    level: Annotated[Level, typer.Option(help="decode also decodes every image in full.")] = Level.members,
+    repack: Annotated[Path | None, typer.Option(help="Write a clean copy into this folder.")] = None,
+    jobs: Jobs = None,
+    checksums: Annotated[bool, typer.Option(help="Read all bytes and compare with the manifest's.")] = True,
+) -> None:
+    """Find what readers of a tar set would lose, merge or stumble over; exit code 1 where something is wrong."""
+    from lfhelpers.data.lint import lint as look
+    from lfhelpers.data.lint.repack import repack as rewrite
+
+    report = look(list(paths), level.value, jobs, checksums=checksums)
+    print(report.table())
+    if repack is not None:
+        manifest = rewrite(list(paths), repack, decode=level == Level.decode, jobs=jobs)
+        print(f"{manifest.samples} samples in {len(manifest.shards)} shards in {manifest.folder}; what was left out is "
+              "listed in left_out.jsonl there")
+        return
+    raise typer.Exit(report.exit_code)
 
 
 @data_app.command("check")

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lfhelpers.data import make_loader, make_plan
 from lfhelpers.data.manifest import Manifest
 from lfhelpers.data.order import Plan
+from lfhelpers.data.quarantine import Quarantine
 from lfhelpers.errors import LfError
 from lfhelpers.levers import compile as compile_lever
 from lfhelpers.measure import hardware
@@ -65,7 +66,9 @@ def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequ
     if ranks.first and job.log.tensorboard:
         hooks = [*hooks, TensorBoard()]
     ranks.take_device()
-    loader = make_loader(job, manifest, plan, workload.fields, workload.sample, ranks.rank, start=start, stop=job.steps)
+    bad = Quarantine(run.path / "quarantine", job.data.max_bad) if job.data.on_bad == "skip" else None
+    loader = make_loader(job, manifest, plan, workload.fields, workload.sample, ranks.rank, start=start, stop=job.steps,
+                         bad=bad)
     with loader, joined(ranks):
         parts = _build(job, run, ranks, workload, plan, list(hooks))
         if resume:

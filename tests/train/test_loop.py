@@ -142,3 +142,25 @@ def test_noise_does_not_depend_on_how_a_step_is_cut(toy_run):
 def test_tensorboard_files_are_written_on_request(toy_run):
     run, _ = toy_run("log.tensorboard=true", "steps=3")
     assert len(list((run.path / "tensorboard").glob("events.*"))) == 1
+
+
+def test_a_bad_sample_ends_the_run_or_is_masked_and_listed(toy_run, toy_shards, tmp_path):
+    """One flipped bit in one sample of 67: the default names it; `skip` trains on the other 66."""
+    import shutil
+
+    from lfhelpers.data import Manifest
+    from lfhelpers.data.quarantine import read
+
+    damaged = tmp_path / "damaged"
+    shutil.copytree(toy_shards, damaged)
+    manifest = Manifest.load(damaged)
+    shard = damaged / manifest.shards[int(manifest.rows.shard[5])].name
+    data = bytearray(shard.read_bytes())
+    data[int(manifest.rows.offset[5, 0])] ^= 1
+    shard.write_bytes(data)
+    overrides = (f"data.path={damaged}", "steps=9")  # one epoch
+    with pytest.raises(LfError, match=manifest.where(5)):
+        toy_run(*overrides)
+    run, summary = toy_run(*overrides, "data.on_bad=skip")
+    assert summary["steps"]["applied"] == 9
+    assert [(line["sample"], line["epoch"]) for line in read(run.path / "quarantine")] == [(5, 0)]
