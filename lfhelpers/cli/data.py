@@ -87,15 +87,16 @@ def lint(
     repack: Annotated[Path | None, typer.Option(help="Write a clean copy into this folder.")] = None,
     jobs: Jobs = None,
     checksums: Annotated[bool, typer.Option(help="Read all bytes and compare with the manifest's.")] = True,
+    fields: Annotated[list[str] | None, typer.Option(help="A member that each sample must have; repeatable.")] = None,
 ) -> None:
     """Find what readers of a tar set would lose, merge or stumble over; exit code 1 where something is wrong."""
     from lfhelpers.data.lint import lint as look
     from lfhelpers.data.lint.repack import repack as rewrite
 
-    report = look(list(paths), level.value, jobs, checksums=checksums)
+    report = look(list(paths), level.value, jobs, checksums=checksums, fields=fields or ())
     print(report.table())
     if repack is not None:
-        manifest = rewrite(list(paths), repack, decode=level == Level.decode, jobs=jobs)
+        manifest = rewrite(list(paths), repack, decode=level == Level.decode, jobs=jobs, fields=fields or ())
         print(f"{manifest.samples} samples in {len(manifest.shards)} shards in {manifest.folder}; what was left out is "
               "listed in left_out.jsonl there")
         return

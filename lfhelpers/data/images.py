@@ -9,6 +9,7 @@ a test compares the two over a table of odd images.
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,8 @@ def decode(data: bytes, where: str) -> Image.Image:
         ImageOps.exif_transpose(image, in_place=True)
         return _rgb(image)
     except Exception as error:  # damaged bytes make Pillow's plugins raise almost anything
-        raise LfError(f"{where} is no readable image ({len(data)} bytes): {error}; repair it and pack the shard again."
+        reason = re.sub(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>", "", str(error))  # an address tells nobody anything
+        raise LfError(f"{where} is no readable image ({len(data)} bytes): {reason}; repair it and pack the shard again."
                       ) from error
 
 

@@ -64,9 +64,10 @@ class Step:
             if adding is not None:
                 adding.wait()
             # DDP has averaged over the ranks: undo that and the fixed divisor, then divide by the true weight.
-            normaliser = self._ranks.world * self._samples / total[1].clamp(min=1e-6)
+            weight = total[1].clamp(min=1e-6)  # a batch may be masked throughout: it then changes nothing
+            normaliser = self._ranks.world * self._samples / weight
             norm, skipped, rate = self._optimizer.update(normaliser)
-            return torch.stack([total[0] / total[1], total[1], norm, skipped, rate])
+            return torch.stack([total[0] / weight, total[1], norm, skipped, rate])
 
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:
         if last or not isinstance(self._model, DistributedDataParallel):
