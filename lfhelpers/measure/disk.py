@@ -74,6 +74,7 @@ def drop_cached(paths: Iterable[str | os.PathLike[str]]) -> None:
     """Ask the system to forget the files' pages, so that the next read comes from the disk (advice, on Linux alone)."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)  # pages that aren't on the disk yet would stay
         _advise(descriptor, "POSIX_FADV_DONTNEED")
         os.close(descriptor)
 
