@@ -128,3 +128,27 @@ def test_what_is_padded_or_dropped_is_said_beforehand(uneven: Manifest) -> None:
     assert "131 samples: 4 steps an epoch of 42 (7 ranks x 3 micro x 2 accumulate), 7 micro-batches a rank" in padded
     assert padded.endswith("the last step has 5 samples and 16 padded rows that count nothing")
     assert dropped.endswith("5 samples are dropped each epoch")
+
+
+@pytest.mark.parametrize(("samples", "ranks", "micro", "steps", "dropped"),
+                         [(50, 4, 5, 2, 10), (30, 4, 5, 1, 10), (10, 7, 1, 1, 3)])
+def test_fewer_shards_than_workers_leave_nobody_idle(tmp_path: Path, samples: int, ranks: int, micro: int, steps: int,
+                                                     dropped: int) -> None:
+    """A split by shards gives four ranks 20, 10, 10, 10 of 50 samples, or one of them none at all of 30."""
+    manifest = shards.write(tmp_path / "set", sample, samples, readers=1, progress=False)
+    job = recipe("competent", "data.workers=3", f"batch.micro={micro}", "data.last=drop", device="cpu")
+    assert len(manifest.shards) < 3 * ranks
+    plan = make_plan(job, manifest, ranks)
+    assert plan.describe().endswith(f"{dropped} samples are dropped each epoch")
+    for rank in range(ranks):
+        with make_loader(job, manifest, plan, ToyFields(), tensors, rank, stop=plan.steps_per_epoch) as loader:
+            assert [len(batch["ids"]) for batch in loader] == [micro] * steps
+
+
+def test_three_samples_in_two_shards_come_once_in_each_of_three_epochs(tmp_path: Path) -> None:
+    """A shard-bound reader says 3 on both ranks, and gives 0 0 0 to one and 1 2 1 to the other."""
+    manifest = shards.write(tmp_path / "set", sample, 3, shard_mb=0.007, readers=1, progress=False)
+    assert len(manifest.shards) >= 2
+    job = recipe("competent", "data.workers=1", "batch.micro=1", device="cpu")
+    assert make_plan(job, manifest, 2).steps_per_epoch == 2
+    assert seen(manifest, job, 2, 0, 6) == Counter((epoch, index) for epoch in range(3) for index in range(3))
