@@ -114,16 +114,28 @@ def create(job: Recipe, name: str | None = None) -> Run:
     """A new run folder holding its recipe, named <date>-<time>-<name>-<4 hex>; LfError where none can be made."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = root() / f"{stamp}-{name or job.name}-{secrets.token_hex(2)}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(path) as building:
-            for part in ("logs", "traces", "checkpoints"):
-                (building / part).mkdir()
-            write_atomic(building / "recipe.toml", job.to_toml().encode())
-    except OSError as error:
-        raise LfError(f"no run folder can be made in {path.parent}: {error.strerror}; "
-                      "give another place with LFHELPERS_RUNS.") from error
+    make_root()
+    with _placing(path.parent), new_folder(path) as building:
+        for part in ("logs", "traces", "checkpoints"):
+            (building / part).mkdir()
+        write_atomic(building / "recipe.toml", job.to_toml().encode())
     return Run(path)
+
+
+def make_root() -> None:
+    """Make the folder of all runs, and see that it can be written; LfError where not."""
+    with _placing(root()):
+        root().mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=root()).close()
+
+
+@contextlib.contextmanager
+def _placing(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LfError(f"no run folder can be made in {place}: {error.strerror}; "
+                      "give another place with LFHELPERS_RUNS.") from error
 
 
 def load(run: str | os.PathLike[str] | Run) -> Run:

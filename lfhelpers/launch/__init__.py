@@ -107,13 +107,13 @@ def start(job: Recipe, nproc: int = 1, *, resume: Run | str | None = None, port:
           module: str = "lfhelpers.train", args: list[str] | None = None) -> Job:
     """Start `job` and return at once; it ends with this process and with Jupyter's Stop. LfError if it can't start."""
     checks.check(job, nproc, port)
+    resumed = _resumed(resume, job) if resume is not None else None
+    runs.make_root()  # before a dataset may be rendered for a run that then has no place
     if module == "lfhelpers.train":
-        from lfhelpers.launch.prepare import (
-            prepare,  # here, since every rank imports this package before its death watch
-        )
+        from lfhelpers.launch.prepare import prepare  # here: every rank imports this package before its death watch
 
         job = prepare(job, nproc)
-    run = runs.create(job) if resume is None else _resumed(resume, job)
+    run = resumed or runs.create(job)
     meet = [] if port is None else ["--port", str(port)]
     again = [] if resume is None else ["--resume"]
     command = [sys.executable, "-m", "lfhelpers.launch.supervisor", str(run.path), "--nproc", str(nproc), *meet, "--",

@@ -72,7 +72,8 @@ def _on_host_alone(event: Any, ours: set[int]) -> bool:
     while parent is not None:
         above.append(parent.name)
         parent = parent.cpu_parent
-    of_ddp = above == ["aten::item", "lf.backward"] or (above == ["aten::item"] and event.thread not in ours)
+    elsewhere = bool(ours) and event.thread not in ours
+    of_ddp = above == ["aten::item", "lf.backward"] or (above == ["aten::item"] and elsewhere)
     return of_ddp or any(name.startswith(("Optimizer.step#", "aten::_foreach_")) for name in above)
 
 

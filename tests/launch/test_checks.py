@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lfhelpers import runs
 from lfhelpers.errors import LfError
-from lfhelpers.launch import launch
+from lfhelpers.launch import checks, launch
 from lfhelpers.launch.checks import check, count_visible, visible_gpus
 from lfhelpers.recipe import recipe
 
@@ -37,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refusal(job=JOB, nproc=1, **options) -> str:
     with pytest.raises(LfError) as caught:
-        launch(job, nproc, **options)
+        launch(job, nproc, module="never.started", **options)
     return str(caught.value)
 
 
@@ -90,12 +90,12 @@ def test_a_run_is_resumed_only_when_it_is_over_and_with_its_own_recipe():
 
 
 def test_more_ranks_than_gpus_are_refused_where_there_are_gpus(monkeypatch):
-    monkeypatch.setattr("lfhelpers.launch.checks.visible_gpus", lambda: (2, "NVML"))
+    monkeypatch.setattr(checks, "visible_gpus", lambda: (2, "NVML"))
     for device in ("auto", "cuda"):
         assert refusal(recipe(device=device), 3).startswith("nproc = 3, but visible GPUs = 2 (NVML)")
         check(recipe(device=device), 2, None)
     check(JOB, 3, None)
-    monkeypatch.setattr("lfhelpers.launch.checks.visible_gpus", lambda: (0, "NVML: none"))
+    monkeypatch.setattr(checks, "visible_gpus", lambda: (0, "NVML: none"))
     assert refusal(recipe(device="cuda")).startswith("recipe.device = 'cuda', but no GPU is visible (NVML: none)")
     check(recipe(device="auto"), 3, None)
 

@@ -115,7 +115,7 @@ def test_a_supervisor_that_could_not_start_says_why(place):
 
 
 def test_a_supervisor_that_does_not_end_its_job_is_ended(place, monkeypatch):
-    monkeypatch.setattr("lfhelpers.launch.STOP", 0.3)
+    monkeypatch.setattr(sys.modules["lfhelpers.launch"], "STOP", 0.3)  # the name itself is the verb's
     job = impostor("signal.signal(signal.SIGUSR1, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)")
     until(lambda: "ready" in (job.run.path / "logs" / "supervisor.log").read_text())
     job.stop(signal.SIGUSR1)

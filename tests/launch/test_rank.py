@@ -20,7 +20,7 @@ def rank(tmp_path: Path):
 
     def run(code: str, start: str = "rank.main(['job', 'one', '--two'])") -> tuple[int, list[str]]:
         (tmp_path / "job.py").write_text(code)
-        command = [sys.executable, "-u", "-c", f"import lfhelpers.launch.rank as rank; {start}"]
+        command = [sys.executable, "-u", "-c", f"from lfhelpers.launch import rank; {start}"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
         assert done.stdout == done.stderr == ""
         return done.returncode, log_tail(tmp_path / "logs" / "rank-3.log")
