@@ -1,0 +1,211 @@
+"""The recipe: everything that decides how a workload is trained, in one frozen object and one TOML file.
+
+The defaults (recipe.fields) are the recipe `competent`; `as_found` and `full` are given as the fields in which they
+differ, so that reading NAMED is reading what the playbook changes. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import Field, ValidationError, model_validator
+
+from lfhelpers.errors import LfError, nearest
+from lfhelpers.recipe.fields import (
+    BatchFields,
+    CheckpointFields,
+    CompileFields,
+    Count,
+    DataFields,
+    DdpFields,
+    EvaluateFields,
+    LogFields,
+    OptimizerFields,
+    PrecisionFields,
+    Section,
+    WorkloadFields,
+)
+
+
+class Recipe(Section):
+    """One training job, complete. Equal recipes on equal data give equal runs."""
+
+    name: str = Field("competent", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Appears in the run folder's name."""
+    seed: int = Field(0, ge=0)
+    """The one seed: initial weights, order of samples, augmentation and noise are all derived from it."""
+    steps: Count = 50
+    """Optimizer steps."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes the GPU where there is one."""
+    workload: WorkloadFields = WorkloadFields()
+    data: DataFields = DataFields()
+    batch: BatchFields = BatchFields()
+    precision: PrecisionFields = PrecisionFields()
+    optimizer: OptimizerFields = OptimizerFields()
+    ddp: DdpFields = DdpFields()
+    compile: CompileFields = CompileFields()
+    log: LogFields = LogFields()
+    checkpoint: CheckpointFields = CheckpointFields()
+    evaluate: EvaluateFields = EvaluateFields()
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> Recipe:
+        """Pairs of fields that cannot both hold, named by field."""
+        clashes = [
+            (self.data.async_copy and not self.data.pin,
+             "data.async_copy needs data.pin=true: copies out of pageable memory block the host"),
+            (self.ddp.static_graph and self.batch.accumulate > 1,
+             "ddp.static_graph with batch.accumulate > 1 stops gradients from synchronising (pytorch issue 187732); "
+             "set ddp.static_graph=false"),
+            (self.ddp.static_graph and self.ddp.find_unused,
+             "ddp.static_graph and ddp.find_unused exclude each other; set ddp.find_unused=false"),
+            (self.workload.tune_language and self.workload.tune_top_layers is not None,
+             "workload.tune_language trains every layer, so workload.tune_top_layers must not be given"),
+            (self.precision.mode == "fp16" and self.device == "cpu",
+             "precision.mode='fp16' needs a GPU; take 'bf16' for device='cpu'"),
+        ]
+        for clash, sentence in clashes:
+            if clash:
+                raise ValueError(sentence)
+        return self
+
+    def with_(self, *overrides: str, **fields: Any) -> Recipe:
+        """A changed copy, by strings such as "ddp.bucket_mb=100" or by dotted keywords, `**{"ddp.bucket_mb": 100}`."""
+        data = self.model_dump()
+        for text in overrides:
+            path, value = parse_override(text)
+            _put(data, path, value)
+        for key, value in fields.items():
+            _put(data, key, value)
+        return _validated(data)
+
+    def to_toml(self) -> str:
+        """The recipe as TOML; fields without a value are left out."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+    def flat(self) -> dict[str, Any]:
+        """Every field by its dotted name."""
+        return dict(_flatten(self.model_dump(), ""))
+
+
+NAMED: dict[str, dict[str, Any]] = {
+    "competent": {},
+    "as_found": {
+        "workload.compute_logits": True,
+        "workload.per_sample_gather": True,
+        "data.loader": "as_found",
+        "data.workers": 4,
+        "data.pin": False,
+        "data.async_copy": False,
+        "optimizer.fused": False,
+        "ddp.bucket_view": False,
+        "ddp.find_unused": True,
+        "log.loss_item": True,
+    },
+    "full": {
+        "ddp.bucket_mb": 100.0,
+        "compile.scope": "blocks",
+    },
+}
+
+
+def recipe(source: str | Path | Recipe = "competent", *overrides: str, **fields: Any) -> Recipe:
+    """A named recipe, a TOML file, or a given recipe, with overrides.
+
+    >>> recipe("as_found", "ddp.bucket_mb=100", steps=200).ddp.bucket_mb
+    100.0
+    """
+    return _base(source).with_(*overrides, **fields)
+
+
+def diff(left: Recipe, right: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The fields that differ, by dotted name; the name of the recipe is not one of them."""
+    a, b = left.flat(), right.flat()
+    return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys())
+            if key != "name" and a.get(key) != b.get(key)}
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """'ddp.bucket_mb=100' as ('ddp.bucket_mb', 100); what is no TOML value is a string."""
+    path, equals, raw = text.partition("=")
+    if not equals or not path.strip():
+        raise LfError(f"'{text}' is no override: write field=value, for example ddp.bucket_mb=100")
+    try:
+        return path.strip(), tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path.strip(), raw.strip()
+
+
+def _base(source: str | Path | Recipe) -> Recipe:
+    if isinstance(source, Recipe):
+        return source
+    if str(source) in NAMED:
+        data: dict[str, Any] = {"name": str(source)}
+        for field, value in NAMED[str(source)].items():
+            _put(data, field, value)
+        return _validated(data)
+    file = Path(source)
+    if file.suffix != ".toml":
+        raise LfError(f"no recipe is named '{source}'; {nearest(str(source), NAMED)} A file must end in .toml.")
+    try:
+        return _validated(tomllib.loads(file.read_text()))
+    except OSError as error:
+        raise LfError(f"recipe file {file} can't be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LfError(f"recipe file {file} is no TOML: {error}.") from error
+
+
+def _validated(data: Mapping[str, Any]) -> Recipe:
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise LfError(_sentence(error)) from error
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first mistake as a sentence that names the field."""
+    first = error.errors()[0]
+    names = [str(part) for part in first["loc"]]
+    path = ".".join(names)
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(names[:-1])
+        return f"recipe field '{path}' does not exist; {nearest(names[-1], known)}"
+    message = first["msg"].removeprefix("Value error, ")
+    if not path:
+        return f"recipe: {message}."
+    return f"recipe field '{path}' = {first['input']!r}: {message[0].lower()}{message[1:]}."
+
+
+def _fields_at(names: list[str]) -> list[str]:
+    model: Any = Recipe
+    for name in names:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for name in parents:
+        child = data.setdefault(name, {})
+        if not isinstance(child, dict):
+            raise LfError(f"recipe field '{path}' does not exist; '{name}' is a value, not a section.")
+        data = child
+    data[last] = value
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _flatten(data: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in data.items():
+        rows += _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [(prefix + key, value)]
+    return rows

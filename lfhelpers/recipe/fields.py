@@ -1,0 +1,174 @@
+"""The fields of a recipe, section by section, with what each one decides. The defaults are the recipe `competent`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Scalar = str | bool | int | float
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A frozen group of fields; an unknown field is an error, never ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, data: Any) -> Any:
+        """TOML has no null, so "none" stands for it where a field may be without a value."""
+        if not isinstance(data, Mapping):
+            return data
+        optional = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
+        return {key: None if key in optional and value == "none" else value for key, value in data.items()}
+
+
+class WorkloadFields(Section):
+    """What is trained."""
+
+    use: str = "vla"
+    """`vla`, or a class of your own: `path/to/file.py:MyWorkload` or `package.module:MyWorkload`."""
+    size: str = "tiny"
+    """A size that the workload offers; `vla` has `tiny`, `small` and `full`."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout inside the action model. Published value 0.2; 0 makes runs comparable to the last bit."""
+    compute_logits: bool = False
+    """Compute the language model's logits and throw them away, as the published forward does."""
+    per_sample_gather: bool = False
+    """Copy the embodiment's weights once a sample, as the published layers do."""
+    tune_vision: bool = False
+    """Train the vision tower and the connector too."""
+    tune_language: bool = False
+    """Train the whole decoder, not only its top layers."""
+    tune_top_layers: int | None = Field(None, ge=0)
+    """How many of the decoder's top layers are trained; none given: the size's own published share."""
+    text_loss: float = Field(0.0, ge=0)
+    """Weight of the caption and question loss on the decoder's logits; 0 leaves it out."""
+    options: dict[str, Scalar] = Field(default_factory=dict)
+    """Free settings of a workload of your own."""
+
+
+class DataFields(Section):
+    """What is read, and by which engine."""
+
+    path: str | None = None
+    """Folder of shards with a manifest; none given: the default tabletop set, made on first use."""
+    loader: Literal["synthetic", "as_found", "webdataset"] = "webdataset"
+    """`synthetic` reuses one batch; `as_found` augments between steps; `webdataset` does all work in workers."""
+    workers: int | None = Field(None, ge=0)
+    """Worker processes a rank; none given: its share of this host's cores less one for itself, 2 to 16."""
+    prefetch: Count = 2
+    """Batches that each worker keeps ready."""
+    pin: bool = True
+    """Put batches into page-locked memory, so that copies to the GPU can run beside computation."""
+    async_copy: bool = True
+    """Copy the next batch on a stream of its own while the present step runs."""
+    cache_gb: float = Field(50.0, gt=0)
+    """Most disk that shards fetched from an address (`path` with ://) may take, in GB."""
+    shuffle: Literal["global", "block", "none"] = "global"
+    """`global` draws from the whole epoch; `block` permutes inside windows of shards, for near-sequential reads."""
+    last: Literal["pad", "drop"] = "pad"
+    """The epoch's short last batch: padded with masked samples and applied with its true weight, or dropped."""
+    on_bad: Literal["raise", "skip"] = "raise"
+    """A sample that can't be read or decoded ends the run, or is replaced, masked and listed in `quarantine/`."""
+    max_bad: float = Field(0.01, ge=0, le=1)
+    """With `skip`: the share of the dataset, at least ten samples, above which bad samples end the run all the same."""
+    augment: bool = True
+    """Random crop (0.95) and colour jitter, the same for all views of a sample."""
+
+
+class BatchFields(Section):
+    """How many samples make one optimizer step: ranks x micro x accumulate."""
+
+    micro: Count = 16
+    """Samples a rank and a forward pass."""
+    accumulate: Count = 1
+    """Forward and backward passes before each optimizer step."""
+
+
+class PrecisionFields(Section):
+    """Number formats. Trained weights are always kept in fp32."""
+
+    mode: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Autocast dtype; fp16 adds a gradient scaler, bf16 has fp32's range and needs none."""
+    frozen_bf16: bool = True
+    """Keep frozen weights in bf16 when `mode` is bf16, as published."""
+    init_scale: float = Field(65536.0, gt=0)
+    """First scale of the fp16 gradient scaler."""
+    growth_interval: Count = 2000
+    """Steps without overflow before the fp16 scale doubles."""
+
+
+class OptimizerFields(Section):
+    """AdamW, gradient clipping and the learning-rate schedule."""
+
+    lr: float | None = Field(None, gt=0)
+    """Peak learning rate; none given: what the workload suggests for its size."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to AdamW's denominator."""
+    weight_decay: float = Field(1e-5, ge=0)
+    """Decoupled weight decay."""
+    fused: bool = True
+    """One kernel for clip, unscale and update; false: torch's unfused update with a clip pass before it."""
+    clip_norm: float = Field(1.0, ge=0)
+    """Largest global gradient norm; 0: no clipping."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Learning rate after the warm-up."""
+    warmup: float = Field(0.05, ge=0, lt=1)
+    """Share of all steps over which the learning rate rises linearly."""
+
+
+class DdpFields(Section):
+    """DistributedDataParallel's options, used when there is more than one rank."""
+
+    bucket_mb: float | None = Field(None, gt=0)
+    """Bucket size in MiB; none: torch's default, a first bucket of 1 MiB and 25 MiB after it."""
+    bucket_view: bool = True
+    """Gradients are views into the buckets: no copies, and no second set of gradients."""
+    find_unused: bool = False
+    """Search the graph for unused parameters in every step, as copied configurations do."""
+    static_graph: bool = False
+    """Promise that the graph never changes."""
+
+
+class CompileFields(Section):
+    """torch.compile."""
+
+    scope: Literal["none", "blocks"] = "none"
+    """`blocks` compiles each repeated block in place, so that DDP's overlap survives."""
+
+
+class LogFields(Section):
+    """What is measured and written; none of it synchronises the device inside a step unless it says so."""
+
+    loss_item: bool = False
+    """Read the loss with `.item()` in every step, as published loops do: the host waits for the device."""
+    skip: int = Field(10, ge=0)
+    """First steps that the statistics leave out (warm-up, compilation, worker start-up)."""
+    probe: bool = True
+    """Profile the last step and count its operators and host reads; that step is not timed."""
+    tensorboard: bool = False
+    """Write TensorBoard event files into the run folder too."""
+
+
+class CheckpointFields(Section):
+    """Saved state, from which a run continues bit for bit."""
+
+    every: int = Field(0, ge=0)
+    """Steps between checkpoints; 0: none but the last."""
+    keep: Count = 2
+    """How many of the newest are kept."""
+    final: bool = False
+    """Write one at the end of the run."""
+
+
+class EvaluateFields(Section):
+    """Quality on held-out scenes, measured outside the timed steps."""
+
+    samples: int = Field(0, ge=0)
+    """Held-out samples for the open-loop figures at the start and the end of a run; 0: not evaluated."""
