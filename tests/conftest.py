@@ -1,6 +1,5 @@
 """What tests of several areas share: a small tabletop set, and a root of runs of the test's own."""
 
-import functools
 import os
 
 import pytest
@@ -39,4 +38,4 @@ def command(monkeypatch, capsys):
         except SystemExit as end:
             code = end.code or 0
         return code, *capsys.readouterr()
-    return functools.partial(run)
+    return run

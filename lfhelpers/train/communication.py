@@ -29,7 +29,7 @@ class ExposedCommunication:
         self._first, self._last = (reading, self._last) if done == FIRST else (self._first, reading)
 
     def milliseconds(self) -> float:
-        """Exposed milliseconds a step; 0 with one rank; NaN-free: 0 too where the run was too short to tell."""
+        """Exposed milliseconds a step; 0 with one rank, and where the run was too short to tell."""
         if self._first is None or self._last is None:
             return 0.0
         return max(0.0, (self._last[1] - self._first[1]) / (self._last[0] - self._first[0]))

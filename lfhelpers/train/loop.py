@@ -37,7 +37,7 @@ from lfhelpers.train.ranks import Ranks, joined
 from lfhelpers.train.recorder import Recorder
 from lfhelpers.train.step import Step
 from lfhelpers.train.summary import device_memory, rank_means, summarise
-from lfhelpers.workloads.base import Batch, Workload, find
+from lfhelpers.workloads.base import Batch, Workload, blocks_of, find
 
 
 @dataclass
@@ -84,7 +84,7 @@ def _build(job: Recipe, run: Run, ranks: Ranks, workload: Workload, plan: Plan, 
     torch.manual_seed(job.seed)
     with ranks.device:
         model = workload.model()
-    compile_lever.apply(job, workload.blocks(model))
+    compile_lever.apply(job, blocks_of(workload, model))
     torch.manual_seed(job.seed + ranks.rank)  # weights are alike on all ranks, dropout must not be
     precision = Precision(job.precision, ranks.device)
     peak = job.optimizer.lr or workload.default_lr()

@@ -65,7 +65,7 @@ class Workload(Protocol):
         ...
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The repeated blocks that compilation and checkpointing work on."""
+        """The repeated blocks that compilation and checkpointing work on. May be left out: `blocks_of` then looks."""
         ...
 
     def evaluate(self, model: nn.Module, samples: int, device: torch.device) -> dict[str, float]:
@@ -95,14 +95,16 @@ def find(job: Recipe) -> Workload:
         known = [key for key in vars(_module(location)) if not key.startswith("_")]
         raise LfError(f"workload.use: {location} has no '{name}'; {nearest(name, known)}")
     workload = kind(job)
-    missing = [key for key in _members(Workload) if not hasattr(workload, key)]
+    missing = [key for key in _members(Workload) if key != "blocks" and not hasattr(workload, key)]
     if missing:
         raise LfError(f"workload {name} in {location} lacks {', '.join(missing)}; notebook 08 shows what each must do.")
     return workload
 
 
-def default_blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of every nn.ModuleList that holds two or more modules of one class: what most models repeat."""
+def blocks_of(workload: Workload, model: nn.Module) -> Sequence[nn.Module]:
+    """The workload's blocks; without a say of its own, the members of every nn.ModuleList of two or more alike."""
+    if hasattr(workload, "blocks"):
+        return workload.blocks(model)
     return [block for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1
             and len({type(item) for item in module}) == 1 for block in module]
 

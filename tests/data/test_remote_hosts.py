@@ -34,6 +34,18 @@ def bytes_in(cache: Path) -> int:
         return found
 
 
+def both(work, outbox) -> list[int]:
+    """What two rank processes have read, sorted; both must end well."""
+    ranks = [FORK.Process(target=work, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    read = sorted(outbox.get() + outbox.get())
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    return read
+
+
 def test_two_ranks_of_a_host_fetch_each_shard_once(served: Server, many: Manifest, tmp_path: Path) -> None:
     served.folder, served.rate = many.folder, 1e6
     outbox = FORK.SimpleQueue()
@@ -42,13 +54,7 @@ def test_two_ranks_of_a_host_fetch_each_shard_once(served: Server, many: Manifes
         remote = open_remote(served.address, tmp_path, 1, QUICK)
         outbox.put(ids(job("data.workers=2", "data.shuffle=block"), remote, rank, world=2))
 
-    ranks = [FORK.Process(target=work, args=(rank,)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    read = sorted(outbox.get() + outbox.get())
-    for rank in ranks:
-        rank.join()
-    assert read == list(range(48)) and [rank.exitcode for rank in ranks] == [0, 0]
+    assert both(work, outbox) == list(range(48))
     assert served.count() == {shard.name: 1 for shard in many.shards}
 
 
@@ -72,13 +78,8 @@ def test_two_ranks_share_a_small_cache(served: Server, many: Manifest, tmp_path:
         remote = open_remote(served.address, tmp_path, limit / 1e9, QUICK)
         outbox.put(ids(job("data.workers=1", "data.shuffle=block"), remote, rank, world=2, epochs=2))
 
-    ranks = [FORK.Process(target=work, args=(rank,)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    read = sorted(outbox.get() + outbox.get())
-    for rank in ranks:
-        rank.join()
-    assert read == sorted([*range(48), *range(48)]) and max(seen) <= limit
+    assert both(work, outbox) == sorted([*range(48), *range(48)])
+    assert max(seen) <= limit
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,0 +1,36 @@
+"""Finding a workload of one's own, and what it may leave out."""
+
+import pytest
+from torch import nn
+
+from lfhelpers.errors import LfError
+from lfhelpers.recipe import recipe
+from lfhelpers.workloads.base import blocks_of, find
+
+
+class Repeated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        self.mixed = nn.ModuleList([nn.Linear(2, 2), nn.Tanh()])
+        self.single = nn.ModuleList([nn.Linear(2, 2)])
+
+
+def test_blocks_are_the_workloads_own_or_what_the_model_repeats():
+    model = Repeated()
+    assert blocks_of(object(), model) == list(model.blocks)
+
+    class Chosen:
+        def blocks(self, model):
+            return [model.single[0]]
+    assert blocks_of(Chosen(), model) == [model.single[0]]
+
+
+def test_a_workload_may_leave_blocks_out_and_nothing_else(tmp_path):
+    members = ["model", "sample", "draws", "loss", "evaluate", "flops_per_sample", "default_lr"]
+    body = "".join(f"    def {name}(self, *given): ...\n" for name in members)
+    start = "    fields = None\n    def __init__(self, job): ...\n"
+    (tmp_path / "own.py").write_text(f"class Own:\n{start}{body}class Less:\n{start}    def loss(self): ...\n")
+    assert type(find(recipe("competent", f"workload.use={tmp_path}/own.py:Own"))).__name__ == "Own"
+    with pytest.raises(LfError, match=r"Less .* lacks model, sample, draws, evaluate, flops_per_sample, default_lr;"):
+        find(recipe("competent", f"workload.use={tmp_path}/own.py:Less"))
