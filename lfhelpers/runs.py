@@ -156,7 +156,7 @@ def load(run: str | os.PathLike[str] | Run) -> Run:
 
 def find() -> list[Run]:
     """All runs under the root, oldest first."""
-    recipes = root().glob("*/recipe.toml")
+    recipes = root().glob("[!.]*/recipe.toml")  # a folder that is being built begins with a dot, and will be renamed
     return [Run(path.parent) for path in sorted(recipes, key=lambda path: (path.stat().st_mtime_ns, path.parent.name))]
 
 

@@ -88,6 +88,13 @@ def test_a_root_that_is_a_file_is_one_sentence(monkeypatch, tmp_path):
         runs.create(recipe())
 
 
+def test_a_folder_that_is_being_built_is_no_run_yet(tmp_path):
+    run = runs.create(recipe())
+    with runs.new_folder(runs.root() / "later") as building:
+        (building / "recipe.toml").write_text(recipe().to_toml())
+        assert runs.find() == [run]
+
+
 def test_unknown_and_ambiguous_names():
     with pytest.raises(LfError, match="there is none yet"):
         runs.load("nothing")
