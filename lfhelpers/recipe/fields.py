@@ -56,12 +56,20 @@ class DataFields(Section):
 
     path: str | None = None
     """Folder of shards with a manifest; none given: the default tabletop set, made on first use."""
-    loader: Literal["synthetic", "as_found", "webdataset"] = "webdataset"
-    """`synthetic` reuses one batch; `as_found` augments between steps; `webdataset` does all work in workers."""
+    loader: Literal["auto", "synthetic", "as_found", "webdataset", "threads", "dali", "two_level"] = "webdataset"
+    """`synthetic` reuses one batch; `as_found` augments between steps; `webdataset` does all work in workers;
+    `threads` decodes in threads of this process; `dali` on the GPU where there is one; `two_level` puts augmentation
+    into processes of their own; `auto` measures the last four for a moment and takes the fastest."""
     workers: int | None = Field(None, ge=0)
-    """Worker processes a rank; none given: its share of this host's cores less one for itself, 2 to 16."""
+    """Worker processes or decoding threads a rank; none given: its share of this host's cores less one, 2 to 16."""
     prefetch: Count = 2
     """Batches that each worker keeps ready."""
+    depth: Count = 3
+    """Slots of each ring of `two_level`, and batches that `threads` and `dali` keep ready."""
+    scaled_decode: bool = False
+    """`threads` and `two_level` let libjpeg decode at a half, a quarter or an eighth: faster, and other pixels."""
+    hw_decoder_load: float = Field(1.0, ge=0, le=1)
+    """Share of the JPEGs that `dali` gives to the GPU's JPEG engine; at 0 or 1 each run has the same pixels."""
     pin: bool = True
     """Put batches into page-locked memory, so that copies to the GPU can run beside computation."""
     async_copy: bool = True
@@ -78,6 +86,14 @@ class DataFields(Section):
     """With `skip`: the share of the dataset, at least ten samples, above which bad samples end the run all the same."""
     augment: bool = True
     """Random crop (0.95) and colour jitter, the same for all views of a sample."""
+    rand_augment: int = Field(0, ge=0)
+    """RandAugment operations a sample, by the engines `threads`, `dali` and `two_level`; 0: none."""
+    rand_magnitude: int = Field(9, ge=0, le=30)
+    """RandAugment's strength, 0 to 30."""
+    mixup: float = Field(0.0, ge=0)
+    """MixUp: alpha of the Beta distribution from which each batch's mixing share is drawn; 0: none."""
+    aug_on: Literal["device", "workers"] = "device"
+    """Where RandAugment and MixUp run: on the training device, or in the second level's processes (`two_level`)."""
 
 
 class BatchFields(Section):
@@ -92,8 +108,8 @@ class BatchFields(Section):
 class PrecisionFields(Section):
     """Number formats. Trained weights are always kept in fp32."""
 
-    mode: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Autocast dtype; fp16 adds a gradient scaler, bf16 has fp32's range and needs none."""
+    mode: Literal["fp32", "tf32", "bf16", "fp16"] = "bf16"
+    """Autocast dtype; fp16 adds a gradient scaler, bf16 has fp32's range and needs none; tf32 rounds GEMM inputs."""
     frozen_bf16: bool = True
     """Keep frozen weights in bf16 when `mode` is bf16, as published."""
     init_scale: float = Field(65536.0, gt=0)
@@ -139,8 +155,12 @@ class DdpFields(Section):
 class CompileFields(Section):
     """torch.compile."""
 
-    scope: Literal["none", "blocks"] = "none"
-    """`blocks` compiles each repeated block in place, so that DDP's overlap survives."""
+    scope: Literal["none", "blocks", "model"] = "none"
+    """`blocks` compiles each repeated block in place, so that DDP's overlap survives; `model` the whole model."""
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    """torch.compile's mode."""
+    cache: bool = True
+    """Keep compiled kernels across runs, keyed by code, versions and hardware."""
 
 
 class LogFields(Section):
