@@ -1,9 +1,12 @@
 """What tests of several areas share: a small tabletop set, and a root of runs of the test's own."""
 
 import os
+import tempfile
 
 import pytest
 
+CACHE = tempfile.TemporaryDirectory(prefix="lfhelpers-tests-")  # not the user's own; goes with the process
+os.environ.setdefault("LFHELPERS_CACHE", CACHE.name)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share few cores with the jobs they start
 
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lfhelpers.cli.bench import bench_app
 from lfhelpers.cli.data import data_app
 from lfhelpers.errors import LfError
 
@@ -18,6 +19,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 recipe_app = typer.Typer(no_args_is_help=True, help="Show and compare recipes.")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
 
 Overrides = Annotated[list[str] | None, typer.Argument(
     help="recipe=NAME or FILE.toml, and fields to change: workload.size=small batch.micro=32", show_default=False)]

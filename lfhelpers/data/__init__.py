@@ -37,11 +37,15 @@ def make_loader(job: Recipe, manifest: Manifest, plan: Plan, fields: Fields,
 
     sample: makes one sample's tensors from the bytes of `fields.others`. Call this before the process uses CUDA: worker
     processes start here. bad: skip bad samples and list them; without it the first one raises.
-    Raises LfError where the shards lack a member that `fields` names.
+    Raises LfError where the shards lack a member that `fields` names, and for the engine `auto`: the launcher decides it
+    before ranks start (choice.decide), since all of them must read alike.
     """
     from lfhelpers.data.ahead import FollowedLoader
     from lfhelpers.data.loader import Request
 
+    if job.data.loader == "auto":
+        raise LfError("data.loader='auto' is decided before ranks start: start the job with `lfhelpers launch`, or name "
+                      "an engine.")
     manifest.need((*fields.images, *fields.others))
     if not 0 <= rank < plan.world:
         raise LfError(f"rank {rank} is not one of the plan's {plan.world} ranks; make the plan for this world size.")
@@ -49,6 +53,7 @@ def make_loader(job: Recipe, manifest: Manifest, plan: Plan, fields: Fields,
     engine: Any = importlib.import_module(f"lfhelpers.data.engines.{job.data.loader}")
     if job.data.loader == "synthetic":
         return engine.make(request)
-    spread = plan.world * plan.micro * (request.workers() * job.data.prefetch + 1)
+    ahead = request.workers() * (job.data.prefetch + 1) + 2 * job.data.depth + 1  # batches, by the furthest engine
+    spread = plan.world * plan.micro * ahead
     end = manifest.follow(plan, start, stop, spread)  # before the engine forks workers, which tell it where they are
     return FollowedLoader(lambda: engine.make(request), end) if end else engine.make(request)

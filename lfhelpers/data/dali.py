@@ -74,6 +74,12 @@ def readable(data: bytes) -> str | None:
     return _header(data)[2]
 
 
+def turned(jpeg: bytes) -> bool:
+    """Whether a readable JPEG has an EXIF orientation other than upright."""
+    return any(marker == _APP1 and body.startswith(b"Exif\0\0") and _orientation(body[6:]) not in (None, 1)
+               for marker, body in _segments(jpeg))
+
+
 def prepared(data: bytes, where: str) -> Prepared:
     """The file itself where it is readable, else a BMP of Pillow's pixels. Raises LfError as images.decode does."""
     width, height, reason = _header(data)

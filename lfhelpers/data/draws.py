@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-CROP, JITTER = 0, 1  # operations; a new one takes the next number, so that old draws stay what they were
+# Operations; a new one takes the next number, so that old draws stay what they were.
+CROP, JITTER, RAND_AUGMENT, MIXUP = 0, 1, 2, 3
 FRACTION = 0.95
 BRIGHTNESS, CONTRAST, SATURATION, HUE = 0.3, 0.4, 0.5, 0.08  # largest change each; hue in turns
 GREY = 128.0

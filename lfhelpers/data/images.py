@@ -36,7 +36,7 @@ def decode(data: bytes, where: str) -> Image.Image:
                       ) from error
 
 
-def augment(image: Image.Image, box: tuple[int, int, int, int], matrix: NDArray[np.float64] | None, size: int
+def augment(image: Image.Image, box: tuple[float, float, float, float], matrix: NDArray[np.float64] | None, size: int
             ) -> NDArray[np.uint8]:
     """The crop `box` resized to uint8 [size, size, 3], bilinear and antialiased, then its colours by `matrix`.
 

@@ -33,6 +33,7 @@ from lfhelpers.recipe import Recipe
 
 Batch = dict[str, Tensor]
 MIN_WORKERS, MAX_WORKERS = 2, 16
+CLOSED = "this loader is closed: it delivers its batches once; make another one with make_loader."
 
 
 class Fields(Protocol):
@@ -99,7 +100,7 @@ class Request:
 
     def decode(self, index: int, members: Mapping[str, bytes]) -> list[Image.Image]:
         """The sample's views as whole frames."""
-        return [self._frame(members[ext], self.manifest.where(index, ext)) for ext in self.fields.images]
+        return [whole_frame(members[ext], self.manifest.where(index, ext)) for ext in self.fields.images]
 
     def tensors(self, index: int, members: Mapping[str, bytes]) -> dict[str, Tensor]:
         """`sample` of the other members; whatever it raises becomes an LfError that names them."""
@@ -131,11 +132,12 @@ class Request:
         """Whether batches go to page-locked memory: asked for, and there is a GPU that it helps."""
         return self.job.data.pin and self.job.device != "cpu" and torch.cuda.is_available()
 
-    @staticmethod
-    def _frame(data: bytes, where: str) -> Image.Image:
-        if data.startswith(b"GIF8"):
-            raise LfError(f"{where} is a GIF, which DALI can't decode; convert it and pack the shard again.")
-        return images.decode(data, where)
+
+def whole_frame(data: bytes, where: str) -> Image.Image:
+    """images.decode of what every engine can decode. Raises LfError naming `where`."""
+    if data.startswith(b"GIF8"):
+        raise LfError(f"{where} is a GIF, which DALI can't decode; convert it and pack the shard again.")
+    return images.decode(data, where)
 
 
 def view(frame: Image.Image, draw: Draw, size: int) -> NDArray[np.uint8]:
@@ -205,7 +207,7 @@ class WorkerLoader:
 
     def _next(self) -> Any:
         if self._batches is None:
-            raise LfError("this loader is closed: it delivers its batches once; make another one with make_loader.")
+            raise LfError(CLOSED)
         try:
             return next(self._batches)
         except LfError as error:  # torch puts the worker's traceback before the sentence

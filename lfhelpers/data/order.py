@@ -95,11 +95,12 @@ class Plan:
 
     def order(self, epoch: int) -> Ids:
         """The epoch's permutation of all ids, int64 [samples]; the latest one is kept."""
-        if epoch not in self._orders:
+        order = self._orders.get(epoch)
+        if order is None:
             order = self._permutation(epoch)
             self._orders.clear()
             self._orders[epoch] = order
-        return self._orders[epoch]
+        return order  # and not what is kept by now: threads may be in different epochs
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint keeps, so that `step` is the next one: a few integers and names, and the dataset's hash."""

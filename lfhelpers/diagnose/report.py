@@ -12,10 +12,12 @@ from typing import Any
 
 from lfhelpers.diagnose.findings import Finding, find
 from lfhelpers.errors import LfError
+from lfhelpers.levers import compile_health
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run, timed
 
-PARTS = ("data_wait", "host_to_device", "forward", "backward", "communication", "optimizer", "other")
+PARTS = ("data_wait", "host_to_device", "forward", "backward", "communication", "optimizer", "captured", "other")
+"""`captured`: forward, backward and perhaps the update, replayed as one CUDA graph. Older records don't have it."""
 
 STALLS = 1.25
 """A mean step above so many medians is made by a few slow steps, and the report says so."""
@@ -50,7 +52,7 @@ class StepReport:
         LfError where there is no step yet, and where the parts of the step don't add up.
         """
         state, summary, probe = run.status["state"], run.summary or _from_steps(run), run.read("probe.json")
-        ms = {part: float(summary["report"]["ms"][part]) for part in PARTS}
+        ms = {part: float(summary["report"]["ms"].get(part, 0)) for part in PARTS}
         if abs(sum(summary["report"]["percent"].values()) - 100) > 0.5 or sum(ms.values()) <= 0:
             raise LfError(f"run {run.id}: the parts of its step don't sum to 100 %, so its records are damaged; "
                           "run it again.")
@@ -66,8 +68,8 @@ class StepReport:
 
     @property
     def compute_ms(self) -> float:
-        """Milliseconds of forward, backward and optimizer."""
-        return self.ms["forward"] + self.ms["backward"] + self.ms["optimizer"]
+        """Milliseconds of forward, backward and optimizer, captured ones included."""
+        return self.ms["forward"] + self.ms["backward"] + self.ms["optimizer"] + self.ms["captured"]
 
     @property
     def launch_ms(self) -> float:
@@ -88,10 +90,11 @@ class StepReport:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row a part, with the slowest rank and the ranks' spread where there are several; last, the whole step."""
+        parts = [part for part in PARTS if part != "captured" or self.ms[part]]
         rows = [{"part": part.replace("_", " "), "ms": round(self.ms[part], 2), "percent": self.percent[part]}
-                for part in PARTS]
+                for part in parts]
         if self.ranks > 1:
-            for part, row in zip(PARTS, rows, strict=True):
+            for part, row in zip(parts, rows, strict=True):
                 of_ranks = self.ranks_ms.get(part, {})
                 row |= {"slowest rank ms": _rounded(of_ranks.get("max")), "spread ms": _rounded(of_ranks.get("spread"))}
         whole = {"part": "whole step", "ms": round(sum(self.ms.values()), 2),
@@ -146,7 +149,7 @@ def percents(ms: Mapping[str, float]) -> dict[str, float]:
 
 def _from_steps(run: Run) -> dict[str, Any]:
     """What steps.jsonl and the recipe tell, in the form of summary.json."""
-    rows = timed(run.steps(), run.recipe.log.skip)
+    rows = timed(run.steps(), run.recipe.untimed)
     if not rows:
         raise LfError(f"run {run.id} has no timed step yet; wait for its first steps, or see {run.path / 'logs'}.")
     mean = {part: statistics.fmean(row["ms"].get(part, 0.0) for row in rows) for part in PARTS}
@@ -161,7 +164,7 @@ def _from_steps(run: Run) -> dict[str, Any]:
         "hardware": gpus[0]["name"] if device == "cuda" and gpus else processor,
         "step_ms": {"mean": whole, "median": statistics.median(step_ms),
                     "p95": sorted(step_ms)[int(0.95 * (len(rows) - 1))]},
-        "samples_per_s": 1e3 * sum(row["samples"] for row in rows) / sum(step_ms),
+        "samples_per_s": 1e3 * sum(row["samples"] for row in rows if not row["skipped"]) / sum(step_ms),
         "report": {"ms": mean, "percent": {part: 100 * value / whole for part, value in mean.items()}},
         "host_ms": statistics.fmean(row["host_ms"] for row in rows), "ranks_ms": {},
         "mfu": {"value": None, "convention": "not known before the run has ended"}, "utilisation": {},
@@ -180,7 +183,9 @@ def _notes(run: Run, state: str, summary: Mapping[str, Any], probe: Any) -> list
     if step["mean"] > STALLS * step["median"]:
         notes.append(f"a few slow steps make the mean {step['mean'] / step['median']:.1f} times the median: see "
                      "step_ms in steps.jsonl")
-    return notes
+    if skipped := summary["steps"].get("skipped"):
+        notes.append(f"{skipped} steps were not finite and changed nothing; they count as time and not as samples")
+    return notes + compile_health.notes(summary.get("compile", {}))
 
 
 def _aligned(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lfhelpers.data import Manifest, make_plan
+from lfhelpers.data import Manifest, choice, make_plan
 from lfhelpers.data.manifest import is_address
 from lfhelpers.data.shards import write
 from lfhelpers.errors import LfError
@@ -17,12 +17,14 @@ from lfhelpers.runs import root
 
 DEFAULT_SAMPLES = 2048
 DEFAULT_SHARD_MB = 32
+FIND = "lfhelpers.workloads.base:find"
+"""What makes a recipe's workload, for the process that measures engines."""
 
 
 def prepare(job: Recipe, nproc: int) -> Recipe:
     """The recipe with absolute paths, after cheap checks; says what each epoch reads, pads or drops on `nproc` ranks.
 
-    The default dataset is rendered on first use.
+    The default dataset is rendered on first use, and the engine `auto` becomes the one that is the fastest here.
 
     Raises LfError for a size that doesn't exist and for a folder that is missing or doesn't match its manifest.
     """
@@ -36,7 +38,8 @@ def prepare(job: Recipe, nproc: int) -> Recipe:
     place = given if given and is_address(given) else str(Path(given).absolute() if given else default_folder())
     manifest = Manifest.load(place, cache_gb=job.data.cache_gb)
     print(make_plan(job, manifest, nproc).describe(), flush=True)
-    return job.with_(**{"data.path": place, "workload.use": _located(job.workload.use)})
+    job = job.with_(**{"data.path": place, "workload.use": _located(job.workload.use)})
+    return choice.decide(job, nproc, FIND)
 
 
 def _located(use: str) -> str:

@@ -43,6 +43,18 @@ def _needs_gpu(machine: Machine) -> str | None:
     return None if machine.device == "cuda" else "there is no GPU to copy to"
 
 
+def _needs_gpu_for_graphs(machine: Machine) -> str | None:
+    return None if machine.device == "cuda" else "there is no GPU, and a CPU has no graphs to record"
+
+
+def _needs_gpu_for_kernels(machine: Machine) -> str | None:
+    return None if machine.device == "cuda" else "there is no GPU, and only its kernels come in several versions"
+
+
+def _needs_gpu_for_streams(machine: Machine) -> str | None:
+    return None if machine.device == "cuda" else "there is no GPU, and a CPU runs one thing after the other"
+
+
 def _needs_ranks(machine: Machine) -> str | None:
     return None if machine.ranks > 1 else "one rank exchanges no gradients"
 
@@ -65,8 +77,22 @@ COMPETENT = (
     Lever("no read in the step", "the loss stays on the device until it is logged", {"log.loss_item": False}, "exact"),
 )
 BEYOND = (
+    Lever("measured loader", "the engine that a short measurement finds to be the fastest on this machine",
+          {"data.loader": "auto"}, "reordered"),
     Lever("compiled blocks", "small operators of a block become few kernels", {"compile.scope": "blocks"},
           "reordered", _needs_compiler),
+    Lever("CUDA graph", "a step's thousands of kernels are launched as one", {"graph.scope": "step"}, "reordered",
+          _needs_gpu_for_graphs),
+    Lever("only rows that the data has", "weights of embodiments that are not there get no gradients and no update",
+          {"workload.train_unused": False}, "exact"),
+    Lever("bf16 weights", "fp32 masters in the optimizer: no casts, and gradients half as large",
+          {"precision.weights": "bf16"}, "reordered"),
+    Lever("packed frozen weights", "query, key and value in one product, widths padded to 128, GELU in the product",
+          {"frozen.packed": True}, "reordered"),
+    Lever("measured reductions", "the compiler makes reductions in several ways and keeps the fastest",
+          {"compile.multi_kernel": True}, "reordered", _needs_gpu_for_kernels),
+    Lever("frozen part ahead", "the next batch's frozen part is computed beside this one's update",
+          {"frozen.ahead": True}, "exact", _needs_gpu_for_streams),
     Lever("large buckets", "NVLink reaches its rate with 100 MB messages", {"ddp.bucket_mb": 100.0},
           "reordered", _needs_ranks),
 )

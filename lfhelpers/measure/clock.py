@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PHASES = ("data_wait", "host_to_device", "forward", "backward", "optimizer", "other")
+PHASES = ("data_wait", "host_to_device", "forward", "backward", "optimizer", "captured", "other")
+"""`captured` is what a CUDA graph replays: forward, backward and perhaps the update in one."""
 
 
 @dataclass

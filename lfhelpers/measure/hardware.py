@@ -80,6 +80,8 @@ def device(choice: str = "auto") -> tuple[str, str]:
         return "cpu", "the recipe asks for device='cpu'"
     if choice not in ("auto", "cuda"):
         raise LfError(f"device = '{choice}' does not exist; take auto, cpu or cuda.")
+    # Asked through NVML: the runtime's own answer would leave CUDA broken in processes that are forked later.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 
     if torch.cuda.is_available():

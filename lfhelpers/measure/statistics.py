@@ -90,6 +90,18 @@ def interval(values: Array, seed: int = 0) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def spread(a: Sequence[float], b: Sequence[float]) -> float:
+    """By what share a thing may differ from itself (0.02 is 2 %): A/A, from pairs of measurements of the same.
+
+    The farther end of the 95 % interval of the mean log-ratio, so that chance and drift count both; for a single pair
+    its ratio. LfError where there are no pairs.
+    """
+    if not len(a) or len(a) != len(b):
+        raise LfError(f"an A/A spread needs pairs of measurements; there are {len(a)} and {len(b)}.")
+    logs = np.log(a) - np.log(b)
+    return math.expm1(max(map(abs, interval(logs) if len(logs) > 1 else logs)))
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Seconds a call in each block of A and of B, in the order of running, and the effect of going from A to B."""

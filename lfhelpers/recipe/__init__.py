@@ -23,6 +23,8 @@ from lfhelpers.recipe.fields import (
     DataFields,
     DdpFields,
     EvaluateFields,
+    FrozenFields,
+    GraphFields,
     LogFields,
     OptimizerFields,
     PrecisionFields,
@@ -49,6 +51,8 @@ class Recipe(Section):
     optimizer: OptimizerFields = OptimizerFields()
     ddp: DdpFields = DdpFields()
     compile: CompileFields = CompileFields()
+    graph: GraphFields = GraphFields()
+    frozen: FrozenFields = FrozenFields()
     log: LogFields = LogFields()
     checkpoint: CheckpointFields = CheckpointFields()
     evaluate: EvaluateFields = EvaluateFields()
@@ -56,9 +60,14 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _contradictions(self) -> Recipe:
         """Pairs of fields that cannot both hold, named by field."""
+        strong = bool(self.data.rand_augment or self.data.mixup)
         clashes = [
             (self.data.async_copy and not self.data.pin,
              "data.async_copy needs data.pin=true: copies out of pageable memory block the host"),
+            (strong and self.data.aug_on == "workers" and self.data.loader not in ("two_level", "auto"),
+             "data.aug_on='workers' needs data.loader='two_level'; or take data.aug_on='device'"),
+            (strong and self.data.loader == "as_found",
+             "data.rand_augment and data.mixup need uint8 images: take another data.loader than 'as_found'"),
             (self.ddp.static_graph and self.batch.accumulate > 1,
              "ddp.static_graph with batch.accumulate > 1 stops gradients from synchronising (pytorch issue 187732); "
              "set ddp.static_graph=false"),
@@ -66,8 +75,29 @@ class Recipe(Section):
              "ddp.static_graph and ddp.find_unused exclude each other; set ddp.find_unused=false"),
             (self.workload.tune_language and self.workload.tune_top_layers is not None,
              "workload.tune_language trains every layer, so workload.tune_top_layers must not be given"),
+            (self.workload.per_sample_gather and not self.workload.train_unused,
+             "workload.train_unused=false needs workload.per_sample_gather=false, which looks at every row"),
             (self.precision.mode == "fp16" and self.device == "cpu",
              "precision.mode='fp16' needs a GPU; take 'bf16' for device='cpu'"),
+            (self.precision.mode == "tf32" and self.device == "cpu",
+             "precision.mode='tf32' needs a GPU; take 'fp32' for device='cpu'"),
+            (self.compile.scope != "none" and self.batch.accumulate > 1
+             and self.compile.mode in ("reduce-overhead", "max-autotune"),
+             "compile.mode='reduce-overhead' and 'max-autotune' record CUDA graphs that overwrite accumulated gradients "
+             "(pytorch issue 169545), so they need batch.accumulate=1; take 'max-autotune-no-cudagraphs'"),
+            (self.precision.weights == "bf16" and self.precision.mode != "bf16",
+             "precision.weights='bf16' needs precision.mode='bf16'"),
+            (self.precision.weights == "bf16" and not self.optimizer.fused,
+             "precision.weights='bf16' needs optimizer.fused=true, whose kernel keeps the fp32 masters"),
+            (self.precision.weights == "bf16" and self.batch.accumulate > 1,
+             "precision.weights='bf16' would round the sum over batch.accumulate > 1 micro-batches; take "
+             "precision.weights='fp32'"),
+            (self.optimizer.states == "int8" and (self.optimizer.fused or self.precision.weights == "bf16"),
+             "optimizer.states='int8' needs optimizer.fused=false and precision.weights='fp32'"),
+            (self.graph.scope != "none" and (self.log.loss_item or self.precision.mode == "fp16"),
+             "graph.scope needs log.loss_item=false and no fp16 scaler: both read a number on the host in every step"),
+            (self.graph.scope == "step" and not self.optimizer.fused,
+             "graph.scope='step' needs optimizer.fused=true: the unfused update asks the host"),
         ]
         for clash, sentence in clashes:
             if clash:
@@ -83,6 +113,11 @@ class Recipe(Section):
         for key, value in fields.items():
             _put(data, key, value)
         return _validated(data)
+
+    @property
+    def untimed(self) -> int:
+        """First steps that statistics leave out: log.skip, or those up to a CUDA graph's recording if they are more."""
+        return max(self.log.skip, self.graph.warmup + 2 if self.graph.scope != "none" else 0)
 
     def to_toml(self) -> str:
         """The recipe as TOML; fields without a value are left out."""
@@ -108,8 +143,15 @@ NAMED: dict[str, dict[str, Any]] = {
         "log.loss_item": True,
     },
     "full": {
+        "workload.train_unused": False,
+        "data.loader": "auto",
+        "precision.weights": "bf16",
         "ddp.bucket_mb": 100.0,
         "compile.scope": "blocks",
+        "graph.scope": "step",
+        "compile.multi_kernel": True,
+        "frozen.packed": True,
+        "frozen.ahead": True,
     },
 }
 

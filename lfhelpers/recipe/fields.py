@@ -39,6 +39,8 @@ class WorkloadFields(Section):
     """Compute the language model's logits and throw them away, as the published forward does."""
     per_sample_gather: bool = False
     """Copy the embodiment's weights once a sample, as the published layers do."""
+    train_unused: bool = True
+    """Train the rows of embodiments that the data doesn't have, too: zero gradients, moved and updated each step."""
     tune_vision: bool = False
     """Train the vision tower and the connector too."""
     tune_language: bool = False
@@ -65,7 +67,7 @@ class DataFields(Section):
     prefetch: Count = 2
     """Batches that each worker keeps ready."""
     depth: Count = 3
-    """Slots of each ring of `two_level`, and batches that `threads` and `dali` keep ready."""
+    """Batches that each level of `two_level` may hold, and that `threads` and `dali` keep ready."""
     scaled_decode: bool = False
     """`threads` and `two_level` let libjpeg decode at a half, a quarter or an eighth: faster, and other pixels."""
     hw_decoder_load: float = Field(1.0, ge=0, le=1)
@@ -87,11 +89,11 @@ class DataFields(Section):
     augment: bool = True
     """Random crop (0.95) and colour jitter, the same for all views of a sample."""
     rand_augment: int = Field(0, ge=0)
-    """RandAugment operations a sample, by the engines `threads`, `dali` and `two_level`; 0: none."""
+    """RandAugment operations a sample; 0: none. Not by `as_found`, whose images come normalised."""
     rand_magnitude: int = Field(9, ge=0, le=30)
     """RandAugment's strength, 0 to 30."""
     mixup: float = Field(0.0, ge=0)
-    """MixUp: alpha of the Beta distribution from which each batch's mixing share is drawn; 0: none."""
+    """MixUp: alpha of the Beta distribution from which each micro-batch's share is drawn; 0: none."""
     aug_on: Literal["device", "workers"] = "device"
     """Where RandAugment and MixUp run: on the training device, or in the second level's processes (`two_level`)."""
 
@@ -106,12 +108,14 @@ class BatchFields(Section):
 
 
 class PrecisionFields(Section):
-    """Number formats. Trained weights are always kept in fp32."""
+    """Number formats. Trained weights are always kept in fp32, in the model or as masters in the optimizer."""
 
     mode: Literal["fp32", "tf32", "bf16", "fp16"] = "bf16"
     """Autocast dtype; fp16 adds a gradient scaler, bf16 has fp32's range and needs none; tf32 rounds GEMM inputs."""
     frozen_bf16: bool = True
     """Keep frozen weights in bf16 when `mode` is bf16, as published."""
+    weights: Literal["fp32", "bf16"] = "fp32"
+    """Trained matrices in the model; `bf16` puts fp32 masters into the optimizer: no casts, gradients half as large."""
     init_scale: float = Field(65536.0, gt=0)
     """First scale of the fp16 gradient scaler."""
     growth_interval: Count = 2000
@@ -131,8 +135,14 @@ class OptimizerFields(Section):
     """Decoupled weight decay."""
     fused: bool = True
     """One kernel for clip, unscale and update; false: torch's unfused update with a clip pass before it."""
+    foreach: bool = True
+    """Without `fused`: multi-tensor operators; false: a Python loop over the parameters."""
+    states: Literal["fp32", "int8"] = "fp32"
+    """AdamW's moments; `int8` keeps them in blocks of 8-bit numbers (torchao), on fp32 weights."""
     clip_norm: float = Field(1.0, ge=0)
     """Largest global gradient norm; 0: no clipping."""
+    max_skips: Count = 50
+    """Steps in a row without a finite loss and gradients after which the run is ended."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate after the warm-up."""
     warmup: float = Field(0.05, ge=0, lt=1)
@@ -159,8 +169,30 @@ class CompileFields(Section):
     """`blocks` compiles each repeated block in place, so that DDP's overlap survives; `model` the whole model."""
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     """torch.compile's mode."""
+    multi_kernel: bool = False
+    """Let the compiler make several versions of each reduction, and keep the one that is the fastest when first run."""
     cache: bool = True
     """Keep compiled kernels across runs, keyed by code, versions and hardware."""
+    recompile_limit: Count = 8
+    """Forms of one function (shapes, with gradient or without) that are compiled before the run is ended."""
+
+
+class GraphFields(Section):
+    """CUDA graphs: many kernels, one launch."""
+
+    scope: Literal["none", "micro", "step"] = "none"
+    """`micro` records a micro-batch's forward and backward, `step` all of a step up to the zeroed gradients."""
+    warmup: int = Field(11, ge=3)
+    """Ordinary steps before recording; DDP needs 11."""
+
+
+class FrozenFields(Section):
+    """The part of the model that isn't trained."""
+
+    ahead: bool = False
+    """Compute it for the next micro-batch beside the present one's update and gradient exchange."""
+    packed: bool = False
+    """Lay its weights out for the matrix units: query, key and value as one product, widths padded, GELU fused."""
 
 
 class LogFields(Section):

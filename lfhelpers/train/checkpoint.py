@@ -69,8 +69,14 @@ def load(run: Run, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> dict
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model without DDP around it; blocks compiled in place keep their names by themselves."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    """The model without DDP and torch.compile around it, in any nesting; what is compiled in place keeps its names."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
 
 
 def generator_states(device: torch.device) -> dict[str, Any]:

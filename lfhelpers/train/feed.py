@@ -3,17 +3,21 @@
 With `async_copy` the copy runs on a stream of its own while the step before still computes; the step's stream waits for
 the copy's event, not the host. Noise is drawn for the whole global batch from (seed, step) and cut to this rank's rows,
 so it doesn't depend on the number of ranks or micro-batches.
+
+RandAugment and MixUp with data.aug_on='device' are done here, to the batches of whatever engine, and count as "other".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from lfhelpers.data import augment_device
 from lfhelpers.data.order import Plan
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.recipe import Recipe
+from lfhelpers.train.hooks import Hook, call
 from lfhelpers.train.ranks import Ranks
 from lfhelpers.workloads.base import Batch, Workload
 
@@ -22,13 +26,16 @@ class Feed:
     """An iterator of (batch, draws) on the device, in the plan's order of steps and micro-batches."""
 
     def __init__(self, batches: Iterator[Batch], plan: Plan, workload: Workload, ranks: Ranks, clock: StepClock,
-                 job: Recipe, start: int) -> None:
+                 job: Recipe, start: int, hooks: Sequence[Hook] = ()) -> None:
         self._batches = batches
         self._plan = plan
         self._workload = workload
         self._ranks = ranks
         self._clock = clock
         self._seed = job.seed
+        strong = bool(job.data.rand_augment or job.data.mixup)
+        self._augments = job.data if strong and job.data.aug_on == "device" else None
+        self._hooks = hooks
         self._slots = plan.sequence(start, job.steps)
         self._stream = torch.cuda.Stream() if job.data.async_copy and ranks.device.type == "cuda" else None
         self._generator = torch.Generator(ranks.device)
@@ -43,8 +50,14 @@ class Feed:
             host = next(self._batches)
         with self._clock.phase("host_to_device"):
             batch = self._copy(host)
+        if self._augments:
+            with self._clock.phase("other"):
+                batch |= augment_device.apply(batch["images"], host["ids"].numpy(), self._augments, self._plan.seed,
+                                              self._plan.epoch(step), step, micro)
         rows = self._plan.rows(step, micro, self._ranks.rank)
-        return batch, {name: value[rows] for name, value in self._step_draws(step).items()}
+        draws = {name: value[rows] for name, value in self._step_draws(step).items()}
+        call(self._hooks, Hook.batch_ready, step, batch, draws)
+        return batch, draws
 
     def _copy(self, host: Batch) -> Batch:
         device = self._ranks.device

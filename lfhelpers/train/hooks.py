@@ -9,6 +9,7 @@ from torch import nn
 
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run
+from lfhelpers.workloads.base import Batch
 
 
 class Hook:
@@ -16,6 +17,9 @@ class Hook:
 
     def run_start(self, job: Recipe, run: Run, model: nn.Module) -> None:
         """Before the first step; the model is wrapped as it will be trained."""
+
+    def batch_ready(self, step: int, batch: Batch, draws: Batch) -> None:
+        """A micro-batch of a step (0-based) is on the device and will be used next, or one later (frozen.ahead)."""
 
     def gradients_ready(self, step: int, model: nn.Module) -> None:
         """After the backward passes of a step (0-based) and before its update; gradients are not yet normalised."""

@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.data import make_loader, make_plan
+from lfhelpers.data.loader import Loader
 from lfhelpers.data.manifest import Manifest
 from lfhelpers.data.order import Plan
 from lfhelpers.data.quarantine import Quarantine
 from lfhelpers.errors import LfError
 from lfhelpers.levers import compile as compile_lever
+from lfhelpers.levers.compile import Compilation, session
+from lfhelpers.levers.compile_health import merged
 from lfhelpers.measure import hardware
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.measure.probe import Probe
@@ -28,16 +30,18 @@ from lfhelpers.measure.system import Monitor
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run, timed
 from lfhelpers.train import checkpoint
+from lfhelpers.train.assemble import assemble, stream
+from lfhelpers.train.captured import described, make_step
 from lfhelpers.train.communication import ExposedCommunication
 from lfhelpers.train.feed import Feed
+from lfhelpers.train.guard import Guard
 from lfhelpers.train.hooks import Hook, TensorBoard, call
 from lfhelpers.train.optimizer import Optimizer
-from lfhelpers.train.precision import Precision
+from lfhelpers.train.precision import Precision, arithmetic
 from lfhelpers.train.ranks import Ranks, joined
 from lfhelpers.train.recorder import Recorder
-from lfhelpers.train.step import Step
 from lfhelpers.train.summary import device_memory, rank_means, summarise
-from lfhelpers.workloads.base import Batch, Workload, blocks_of, find
+from lfhelpers.workloads.base import Batch, Workload, find
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Job:
     model: nn.Module
     optimizer: Optimizer
     precision: Precision
+    compilation: Compilation
     hooks: list[Hook]
 
 
@@ -69,40 +74,26 @@ def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequ
     bad = Quarantine(run.path / "quarantine", job.data.max_bad) if job.data.on_bad == "skip" else None
     loader = make_loader(job, manifest, plan, workload.fields, workload.sample, ranks.rank, start=start, stop=job.steps,
                          bad=bad)
-    with loader, joined(ranks):
-        parts = _build(job, run, ranks, workload, plan, list(hooks))
+    with loader, joined(ranks), stream(job, ranks), arithmetic(job.precision.mode, ranks.device), \
+            session(job, ranks.device, ranks.first) as compilation:
+        parts = _build(job, run, ranks, workload, plan, compilation, list(hooks))
         if resume:
             plan.check_state(checkpoint.load(run, parts.model, parts.optimizer, ranks))
             if ranks.first:
                 run.truncate_steps(start)
         if ranks.first:
             run.write("environment.json", hardware.describe() | {"device": ranks.device.type})
-        return _run(parts, iter(loader), start)
+        return _run(parts, loader, start)
 
 
-def _build(job: Recipe, run: Run, ranks: Ranks, workload: Workload, plan: Plan, hooks: list[Hook]) -> Job:
-    torch.manual_seed(job.seed)
-    with ranks.device:
-        model = workload.model()
-    compile_lever.apply(job, blocks_of(workload, model))
-    torch.manual_seed(job.seed + ranks.rank)  # weights are alike on all ranks, dropout must not be
-    precision = Precision(job.precision, ranks.device)
-    peak = job.optimizer.lr or workload.default_lr()
-    optimizer = Optimizer(job, model, peak, precision.scaler, keep_grads=ranks.world > 1 and job.ddp.bucket_view)
-    return Job(job, run, ranks, workload, plan, _wrap(job, model, ranks), optimizer, precision, hooks)
+def _build(job: Recipe, run: Run, ranks: Ranks, workload: Workload, plan: Plan, compilation: Compilation,
+           hooks: list[Hook]) -> Job:
+    parts = assemble(job, ranks, workload, compilation)
+    hooks = [Guard(job, run, workload, parts.precision, ranks, compilation.eager), *hooks]
+    return Job(job, run, ranks, workload, plan, parts.model, parts.optimizer, parts.precision, compilation, hooks)
 
 
-def _wrap(job: Recipe, model: nn.Module, ranks: Ranks) -> nn.Module:
-    """DDP as the recipe says; buffers are never broadcast, since no workload here updates any in forward."""
-    if ranks.world == 1:
-        return model
-    return DistributedDataParallel(
-        model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None, bucket_cap_mb=job.ddp.bucket_mb,
-        gradient_as_bucket_view=job.ddp.bucket_view, find_unused_parameters=job.ddp.find_unused,
-        static_graph=job.ddp.static_graph, broadcast_buffers=False)
-
-
-def _run(parts: Job, host_batches: Iterator[Batch], start: int) -> dict[str, Any]:
+def _run(parts: Job, loader: Loader, start: int) -> dict[str, Any]:
     job, ranks = parts.recipe, parts.ranks
     quality = {"before": _evaluate(parts)} if not start else {}
     clock = StepClock(ranks.device)
@@ -111,11 +102,14 @@ def _run(parts: Job, host_batches: Iterator[Batch], start: int) -> dict[str, Any
     monitor = Monitor()
     call(parts.hooks, Hook.run_start, job, parts.run, parts.model)
     parts.model.train()
-    _steps(parts, host_batches, start, clock, recorder, communication, monitor)
+    graph = _steps(parts, iter(loader), start, clock, recorder, communication, monitor)
     recorder.collect(wait=True)
     usage = monitor.stop()
     quality["after"] = _evaluate(parts)
     summary = _summary(parts, recorder, communication, usage)
+    summary |= {"compile": merged(ranks.gather(parts.compilation.report()))} | ({"graph": graph} if graph else {})
+    if hasattr(loader, "stats"):  # how full its queues were
+        summary["data"] = loader.stats()
     summary["quality"] = {name: value for name, value in quality.items() if value}
     call(parts.hooks, Hook.run_end, summary)
     if ranks.first:
@@ -124,14 +118,16 @@ def _run(parts: Job, host_batches: Iterator[Batch], start: int) -> dict[str, Any
 
 
 def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClock, recorder: Recorder,
-           communication: ExposedCommunication, monitor: Monitor) -> None:
-    """All steps; the monitor looks at the timed ones alone, and the last one is profiled (measure.probe says why)."""
+           communication: ExposedCommunication, monitor: Monitor) -> dict[str, Any]:
+    """All steps; the monitor looks at the timed ones alone, and the last one is profiled (measure.probe says why).
+
+    Returns what is to be said of the CUDA graphs.
+    """
     job, ranks, plan = parts.recipe, parts.ranks, parts.plan
-    feed = Feed(host_batches, plan, parts.workload, ranks, clock, job, start)
-    step = Step(parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock,
-                job.batch.micro * job.batch.accumulate, parts.hooks, job.log.loss_item)
+    feed = Feed(host_batches, plan, parts.workload, ranks, clock, job, start, parts.hooks)
+    step = make_step(job, parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock, parts.hooks)
     probed = job.steps if job.log.probe else -1
-    first_timed = max(start, min(job.log.skip, job.steps - 1))
+    first_timed = max(start, min(job.untimed, job.steps - 1))
     for index in range(start, job.steps):
         done = index + 1
         if index == first_timed:
@@ -140,11 +136,13 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClo
             monitor.stop()
         probe = Probe(ranks.device, done) if done == probed and ranks.first else None
         clock.begin()
+        parts.compilation.before_step()
         with probe or contextlib.nullcontext():
             values = step(index, feed, plan.micro_batches(index))
         clock.end(values, step=done, epoch=plan.epoch(index), samples=plan.real_samples(index), at=time.perf_counter(),
                   probe=done == probed, graphs=compile_lever.graphs(job))
         communication.after_step(done - start)
+        parts.compilation.after_step(done - start)
         recorder.collect()
         if probe:
             parts.run.write("probe.json", probe.result())
@@ -153,6 +151,7 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClo
         if done == probed or _due(job, done):
             ranks.barrier()
             clock.pause()
+    return described(job, step)
 
 
 def _due(job: Recipe, done: int) -> bool:
@@ -166,7 +165,7 @@ def _evaluate(parts: Job) -> dict[str, float]:
     quality: dict[str, float] = {}
     if samples and parts.ranks.first:
         model.eval()
-        with torch.no_grad(), parts.precision.autocast():
+        with torch.no_grad(), parts.precision.autocast(), parts.compilation.eager():
             quality = parts.workload.evaluate(model, samples, parts.ranks.device)
         model.train()
     parts.ranks.barrier()
@@ -176,7 +175,7 @@ def _evaluate(parts: Job) -> dict[str, float]:
 def _summary(parts: Job, recorder: Recorder, communication: ExposedCommunication,
              usage: dict[str, Any]) -> dict[str, Any]:
     job, ranks = parts.recipe, parts.ranks
-    rows = timed(recorder.rows, job.log.skip)
+    rows = timed(recorder.rows, job.untimed)
     means = ranks.gather(rank_means(rows))
     exposed = ranks.gather(communication.milliseconds())
     summary = summarise(job, ranks, rows, means, exposed, parts.workload.flops_per_sample())

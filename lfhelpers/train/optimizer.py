@@ -3,18 +3,22 @@
 Gradients arrive unnormalised: the backward pass saw the sum of losses, and the true divisor (the loss weight over all
 micro-batches and ranks) is known only afterwards. So normalising and clipping are one factor. The fused path hands that
 factor and the verdict 'not finite, skip' to the fused kernel, which reads them on the device: no pass over the
-gradients and no wait. The unfused path multiplies the gradients and asks the host, as published loops do.
+gradients and no wait. The unfused path multiplies the gradients and asks the host, as published loops do. With bf16
+weights the kernel is our own (train.adamw).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lfhelpers.errors import LfError
 from lfhelpers.recipe import OptimizerFields, Recipe
+from lfhelpers.train.adamw import MasterAdamW, total_norm
 
 
 def learning_rates(fields: OptimizerFields, peak: float, steps: int) -> Tensor:
@@ -33,8 +37,11 @@ class Optimizer:
     """Owns unscale -> normalise and clip -> step -> scaler update -> zero, once an optimizer step."""
 
     def __init__(self, job: Recipe, model: nn.Module, peak_lr: float, scaler: torch.amp.GradScaler,
-                 keep_grads: bool = False) -> None:
-        """`keep_grads` zeroes gradients in place: setting them to None would break the views into DDP's buckets."""
+                 keep_grads: bool = False, masters: Sequence[tuple[nn.Parameter, Tensor]] | None = None) -> None:
+        """`keep_grads` zeroes gradients in place: setting them to None would break the views into DDP's buckets.
+
+        masters: of the parameters that adamw.store_in_bf16 has made bf16; None where weights are fp32.
+        """
         fields = job.optimizer
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         device = self.parameters[0].device
@@ -44,9 +51,7 @@ class Optimizer:
         self._keep_grads = keep_grads
         self.fused = fields.fused
         self.applied = torch.zeros((), dtype=torch.int64, device=device)
-        self.adamw = torch.optim.AdamW(
-            self.parameters, lr=self._rates[0].clone() if self.fused else float(self._rates[0]), betas=fields.betas,
-            eps=fields.eps, weight_decay=fields.weight_decay, fused=self.fused)
+        self.adamw: Any = _adamw(job, self.parameters, self._rates[0], masters)
 
     def update(self, normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Apply one step to gradients that are to be multiplied by `normaliser` (0-dim).
@@ -59,11 +64,13 @@ class Optimizer:
         if self._scaler.is_enabled():
             self._scaler.unscale_(self.adamw)
         grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads) * normaliser
+        norm = (self.adamw.norm() if isinstance(self.adamw, MasterAdamW) else total_norm(grads)) * normaliser
         bad = (~torch.isfinite(norm)).float()
         factor = normaliser * (self._clip / (norm + 1e-6)).clamp(max=1.0)
         if self._scaler.is_enabled():
             self._scaled_step(grads, factor, rate)
+        elif isinstance(self.adamw, MasterAdamW):
+            self.adamw.step(factor, bad, rate, self.applied)
         elif self.fused:
             self._fused_step(factor, bad, rate)
         else:
@@ -74,11 +81,10 @@ class Optimizer:
 
     def _fused_step(self, factor: Tensor, bad: Tensor, rate: Tensor) -> None:
         """The kernel divides by grad_scale and leaves everything alone where found_inf is 1 (torch.optim.AdamW)."""
-        options: Any = self.adamw
         self._set_rate(rate)
-        options.grad_scale, options.found_inf = torch.where(bad > 0, 1.0, 1 / factor), bad
+        self.adamw.grad_scale, self.adamw.found_inf = torch.where(bad > 0, 1.0, 1 / factor), bad
         self.adamw.step()
-        del options.grad_scale, options.found_inf
+        del self.adamw.grad_scale, self.adamw.found_inf
 
     def _unfused_step(self, grads: list[Tensor], factor: Tensor, bad: Tensor, rate: Tensor) -> None:
         if bad.item():
@@ -96,8 +102,8 @@ class Optimizer:
 
     def _set_rate(self, rate: Tensor | float) -> None:
         for group in self.adamw.param_groups:
-            if isinstance(rate, Tensor):
-                group["lr"].copy_(rate)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 
@@ -108,9 +114,28 @@ class Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`'s value."""
         self.adamw.load_state_dict(state["adamw"])
-        if self.fused:  # a learning rate left on the CPU would cost a wait in every step
-            for group in self.adamw.param_groups:
+        if self.fused and not isinstance(self.adamw, MasterAdamW):
+            for group in self.adamw.param_groups:  # a learning rate left on the CPU would cost a wait in every step
                 group["lr"] = self._rates[0].clone()
         self.applied.copy_(state["applied"])
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])
+
+
+def _adamw(job: Recipe, parameters: list[nn.Parameter], rate: Tensor,
+           masters: Sequence[tuple[nn.Parameter, Tensor]] | None) -> Any:
+    """The optimizer that the recipe names. Raises LfError where it isn't installed."""
+    fields = job.optimizer
+    if masters is not None:
+        return MasterAdamW(parameters, masters, fields)
+    options: dict[str, Any] = {"betas": fields.betas, "eps": fields.eps, "weight_decay": fields.weight_decay}
+    if fields.states == "int8":
+        try:
+            from torchao.optim import AdamW8bit
+        except ImportError as error:
+            raise LfError("optimizer.states='int8' needs torchao: pip install torchao, or take 'fp32'.") from error
+        return AdamW8bit(parameters, lr=float(rate), **options)
+    if not fields.fused:
+        return torch.optim.AdamW(parameters, lr=float(rate), foreach=fields.foreach, **options)
+    captured = job.graph.scope == "step" and rate.is_cuda
+    return torch.optim.AdamW(parameters, lr=rate.clone(), fused=True, capturable=captured, **options)

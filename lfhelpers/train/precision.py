@@ -1,16 +1,29 @@
 """Mixed precision: which forward runs in which dtype, and the gradient scaler that only fp16 needs.
 
+    mode   matrix products                  range and step of what they see   scaler
+    fp32   fp32, with no shortcut anywhere  1e-38..3e38, 2^-23                none
+    tf32   inputs cut to 10 bits of step    fp32's range, 2^-10               none
+    bf16   autocast                         fp32's range, 2^-7                none
+    fp16   autocast                         6e-8..65504, 2^-10                scales the loss, skips overflows
+
 bf16 has the range of fp32, so its gradients need no scaling (PyTorch AMP recipe). Weights and optimizer states stay
-fp32.
+fp32, in the model or as masters in the optimizer; frozen weights may be bf16 (workloads.vla). tf32 and strict fp32 are
+settings of the process and not of a region, so they hold for a block and are put back after it.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Literal
+
 import torch
 
+from lfhelpers.errors import LfError
 from lfhelpers.recipe import PrecisionFields
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TF32_CAPABILITY = (8, 0)
 
 
 class Precision:
@@ -25,4 +38,35 @@ class Precision:
 
     def autocast(self) -> torch.autocast:
         """The context of one forward pass."""
-        return torch.autocast(self._device, DTYPES[self.mode], enabled=self.mode != "fp32")
+        return torch.autocast(self._device, AUTOCAST.get(self.mode, torch.float32), enabled=self.mode in AUTOCAST)
+
+
+@contextlib.contextmanager
+def arithmetic(mode: Literal["fp32", "tf32", "bf16", "fp16"], device: torch.device) -> Iterator[None]:
+    """What fp32 matrix products and convolutions may do inside the block: nothing short of fp32, or tf32.
+
+    The other modes leave the process as it is. Raises LfError where the device has no tf32. The older of torch's two
+    interfaces is used throughout: it sets both, and mixing them makes torch raise wherever it reads the older.
+    """
+    if mode not in ("fp32", "tf32"):
+        yield
+        return
+    if mode == "tf32":
+        _needs_tf32(device)
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = mode == "tf32"  # on by default: strict fp32 must say no
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def _needs_tf32(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise LfError("precision.mode='tf32' needs a GPU, and this run has none; take 'fp32' or 'bf16'.")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < TF32_CAPABILITY:
+        raise LfError(f"precision.mode='tf32' needs compute capability 8.0, and {torch.cuda.get_device_name(device)} "
+                      f"has {capability[0]}.{capability[1]}; take 'fp32' or 'fp16'.")

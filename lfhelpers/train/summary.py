@@ -36,10 +36,11 @@ def summarise(job: Recipe, ranks: Ranks, rows: Sequence[Mapping[str, Any]], mean
     ordered = {
         "data_wait": parts["data_wait"], "host_to_device": parts["host_to_device"], "forward": parts["forward"],
         "backward": parts["backward"] - communication, "communication": communication,
-        "optimizer": parts["optimizer"], "other": parts["other"],
+        "optimizer": parts["optimizer"], "captured": parts["captured"], "other": parts["other"],
     }
     total = sum(ordered.values())
-    samples_per_s = sum(row["samples"] for row in rows) / sum(step_ms) * 1e3
+    # what a skipped step saw was not learnt from, but its time was spent
+    samples_per_s = sum(row["samples"] for row in rows if not row["skipped"]) / sum(step_ms) * 1e3
     return {
         "device": ranks.device.type, "ranks": ranks.world, "micro": job.batch.micro, "accumulate": job.batch.accumulate,
         "precision": job.precision.mode,

@@ -22,6 +22,8 @@ from lfhelpers.errors import LfError, nearest
 from lfhelpers.recipe import Recipe
 
 Batch = dict[str, Tensor]
+OPTIONAL = ("blocks", "frozen")
+"""Methods that a workload may leave out."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,22 @@ class Workload(Protocol):
 
         batch holds "images", the stacked tensors of `sample`, "ids" int64 [B] and "valid" float32 [B];
         a sample whose valid is 0 must add nothing to either. `model` may be wrapped by DDP: call it, as it is.
+
+        With data.mixup each image is blended with another row's, and the batch also holds "mix" float32 [B], the weight
+        of the row's own sample, and "partner" int64 [B], the other row: weight the two targets by mix and 1 - mix.
+        A workload that does so says `mixes = True`; any other one is refused where the recipe has MixUp.
         """
         ...
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """The repeated blocks that compilation and checkpointing work on. May be left out: `blocks_of` then looks."""
+        ...
+
+    def frozen(self, model: nn.Module, batch: Batch) -> Batch:
+        """The batch with what the model's frozen part makes of it in place of that part's inputs, under no_grad.
+
+        `loss` of the result must equal `loss` of the batch. May be left out: then `frozen.ahead` is refused.
+        """
         ...
 
     def evaluate(self, model: nn.Module, samples: int, device: torch.device) -> dict[str, float]:
@@ -95,7 +108,12 @@ def find(job: Recipe) -> Workload:
         known = [key for key in vars(_module(location)) if not key.startswith("_")]
         raise LfError(f"workload.use: {location} has no '{name}'; {nearest(name, known)}")
     workload = kind(job)
-    missing = [key for key in _members(Workload) if key != "blocks" and not hasattr(workload, key)]
+    missing = [key for key in _members(Workload) if key not in OPTIONAL and not hasattr(workload, key)]
+    if job.frozen.ahead and not hasattr(workload, "frozen"):
+        raise LfError(f"frozen.ahead: workload {name} has no frozen(model, batch); add it, or set frozen.ahead=false.")
+    if job.data.mixup and not getattr(workload, "mixes", False):
+        raise LfError(f"data.mixup: workload {name} does not say that its loss weights the targets of mixed images; "
+                      "have it do so and set mixes = True in the class, or set data.mixup=0.")
     if missing:
         raise LfError(f"workload {name} in {location} lacks {', '.join(missing)}; notebook 08 shows what each must do.")
     return workload

@@ -16,7 +16,7 @@ from lfhelpers.recipe import Recipe, recipe
 from tests.data.toy_shards import ToyFields, sample, tensors
 
 SAMPLES, GLOBAL_BATCH, EPOCHS = 131, 42, 2
-ENGINES = ["as_found", "webdataset"]
+ENGINES = ["as_found", "webdataset", "threads", "dali", "two_level"]
 WORLDS = [1, 2, 3, 7]
 WORKERS = [0, 1, 3]
 

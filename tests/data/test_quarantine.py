@@ -23,7 +23,7 @@ from tests.data.broken_tars import encoded, noise
 from tests.data.toy_shards import ToyFields, photo, tensors
 
 Batch = dict[str, Tensor]
-ENGINES = ["as_found", "webdataset"]
+ENGINES = ["as_found", "webdataset", "threads", "dali", "two_level"]
 FIELDS = ToyFields(images=("jpg",))
 WHOLE = encoded(noise(), quality=90)
 CUT, HTML, EMPTY, GIF = 13, 41, 40, 99
@@ -101,12 +101,13 @@ def test_all_engines_and_any_number_of_workers_give_the_same(hundred: Manifest, 
     for rank in range(world):
         first = read("webdataset", 0, hundred, plan, Quarantine(tmp_path / "a"), rank)
         assert equal(first, read("webdataset", 3, hundred, plan, Quarantine(tmp_path / "b"), rank))
+        assert equal(first, read("threads", 3, hundred, plan, Quarantine(tmp_path / "e"), rank))
         found = read("as_found", 0, hundred, plan, Quarantine(tmp_path / "c"), rank)
         assert equal(found, read("as_found", 2, hundred, plan, Quarantine(tmp_path / "d"), rank))
         assert all(torch.equal(a[name], b[name]) for a, b in zip(first, found, strict=True)
                    for name in ("ids", "valid", "number"))
-    written = [quarantine.read(tmp_path / name) for name in "abcd"]
-    assert written == written[:1] * 4 and {line["sample"] for line in written[0]} == BAD.keys()
+    written = [quarantine.read(tmp_path / name) for name in "abcde"]
+    assert written == written[:1] * 5 and {line["sample"] for line in written[0]} == BAD.keys()
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [f"rank-{rank}.jsonl" for rank in range(world)]
 
 

@@ -28,7 +28,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("engine", ["as_found", "webdataset"])
+@pytest.mark.parametrize("engine", ["as_found", "webdataset", "dali"])
 def test_a_bad_server_gives_the_epoch_of_a_folder(dataset: Manifest, served: Server, tmp_path: Path, engine: str,
                                                   workers: int) -> None:
     served.rate = 1e6

@@ -140,3 +140,14 @@ def test_too_few_blocks_are_refused_before_anything_runs():
     with pytest.raises(LfError, match="at least 2 values"):
         interval(np.ones(1))
     assert machine.order == ""
+
+
+def test_the_spread_of_a_thing_against_itself_counts_drift_and_chance():
+    from lfhelpers.measure.statistics import spread
+
+    assert spread([100.0], [110.0]) == pytest.approx(0.1)
+    assert spread([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 0
+    assert spread([110.0] * 5, [100.0] * 5) == pytest.approx(0.1), "a constant difference is no chance, and counts"
+    assert spread([100, 120, 100], [120, 100, 120]) == pytest.approx(0.2), "in three pairs each may be the truth"
+    with pytest.raises(LfError, match="there are 1 and 0"):
+        spread([1.0], [])

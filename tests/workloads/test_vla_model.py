@@ -11,7 +11,7 @@ from lfhelpers.errors import LfError
 from lfhelpers.recipe import recipe
 from lfhelpers.workloads.base import Workload
 from lfhelpers.workloads.vla import sizes
-from lfhelpers.workloads.vla.action import EmbodimentLinear, EmbodimentMLP
+from lfhelpers.workloads.vla.action import EmbodimentLinear, EmbodimentMLP, Used
 from lfhelpers.workloads.vla.language import Decoder, rotary, rotate
 from lfhelpers.workloads.vla.model import VlaModel, store_frozen_in_bf16
 from lfhelpers.workloads.vla.vision import Connector, VisionTower, patches
@@ -118,7 +118,7 @@ def test_same_seed_same_weights() -> None:
 def test_gathered_embodiment_weights_equal_known_ones(pool: torch.Tensor) -> None:
     """Values and gradients: gathering each sample's weights, or computing with those of the embodiments in use."""
     torch.manual_seed(0)
-    gathered, known = (EmbodimentMLP(4, 5, 6, 7, used) for used in (None, tuple(sorted(set(pool.tolist())))))
+    gathered, known = (EmbodimentMLP(4, 5, 6, 7, Used(ids)) for ids in (None, tuple(sorted(set(pool.tolist())))))
     known.load_state_dict(gathered.state_dict())
     x, slope = torch.randn(4, 3, 5), torch.randn(4, 3, 7)
     for layer in (gathered, known):
@@ -129,7 +129,7 @@ def test_gathered_embodiment_weights_equal_known_ones(pool: torch.Tensor) -> Non
 
 
 def test_only_the_embodiments_in_the_batch_learn() -> None:
-    layer = EmbodimentLinear(4, 5, 6, None)
+    layer = EmbodimentLinear(4, 5, 6, Used(None))
     layer(torch.randn(2, 3, 5), torch.tensor([1, 3])).sum().backward()
     assert [bool(row.abs().sum() > 0) for row in layer.weight.grad] == [False, True, False, True]
 

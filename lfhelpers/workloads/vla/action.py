@@ -5,13 +5,14 @@ Cross- and self-attention blocks are two classes, each always called with the sa
 Text and image tokens have fixed places, so a cross-attention block is given its slice and needs no mask; the published
 code projects all tokens in each such block and masks the unwanted ones (16 % of the head's FLOPs in `full`).
 
-The embodiment layers exist in two ways with equal results: `used=None` copies each sample's weights, as published
-(10 M numbers a sample in `full`); `used=(0,)` multiplies by the weights of the embodiments that this run has.
+The embodiment layers exist in two ways with equal results: one copies each sample's weights, as published (10 M numbers
+a sample in `full`); the other multiplies by the weights of the embodiments that this run has.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,20 +23,38 @@ from lfhelpers.workloads.vla.vision import Attention
 
 TIME_CHANNELS = 256
 
-Used = tuple[int, ...] | None
+
+class Used(NamedTuple):
+    """Which embodiments there are: in the data (None: look at each sample's id), and among the trained (None: all)."""
+
+    ids: tuple[int, ...] | None
+    trained: tuple[int, ...] | None = None
+
 
 
 class EmbodimentLinear(nn.Module):
     """A linear layer with weights of its own for each embodiment (CategorySpecificLinear in GR00T).
 
-    With `used`, ids outside it get the weights of used[0]: what is in the data is known when the model is built.
+    With `used.ids`, others get the weights of the first: what is in the data is known when the model is built. Rows
+    that aren't `used.trained` are buffers, which no gradient, exchange or update touches; state_dict joins them.
     """
+
+    autocast_weights = True
+    """Its products run in autocast's dtype, as those of nn.Linear do (train.adamw asks)."""
+    _other_weight: Tensor
+    _other_bias: Tensor
 
     def __init__(self, embodiments: int, inputs: int, outputs: int, used: Used) -> None:
         super().__init__()
-        self.used = used
-        self.weight = nn.Parameter(torch.randn(embodiments, inputs, outputs) / math.sqrt(inputs))
-        self.bias = nn.Parameter(torch.zeros(embodiments, outputs))
+        self.used = used.ids
+        rows = range(embodiments) if used.trained is None else used.trained
+        self.rows = {embodiment: row for row, embodiment in enumerate(rows)}
+        self._others = [row for row in range(embodiments) if row not in self.rows]
+        weight = torch.randn(embodiments, inputs, outputs) / math.sqrt(inputs)
+        self.weight = nn.Parameter(weight[list(self.rows)] if self._others else weight)
+        self.bias = nn.Parameter(torch.zeros(len(self.rows), outputs))
+        self.register_buffer("_other_weight", weight[self._others], persistent=False)
+        self.register_buffer("_other_bias", torch.zeros(len(self._others), outputs), persistent=False)
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
         """[B, L, inputs] and embodiment ids int64 [B] to [B, L, outputs]."""
@@ -46,8 +65,34 @@ class EmbodimentLinear(nn.Module):
             out = torch.where((ids == embodiment)[:, None, None], self._one(x, embodiment), out)
         return out
 
+    @torch.no_grad()
+    def redraw(self, std: float) -> None:
+        """New first weights; each embodiment's are the same whatever rows are trained."""
+        weight = torch.empty(len(self.rows) + len(self._others), *self.weight.shape[1:]).normal_(0, std)
+        self.weight.copy_(weight[list(self.rows)])
+        self._other_weight.copy_(weight[self._others])
+
     def _one(self, x: Tensor, embodiment: int) -> Tensor:
-        return F.linear(x, self.weight[embodiment].T, self.bias[embodiment])
+        row = self.rows[embodiment]
+        return F.linear(x, self.weight[row].T, self.bias[row])
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._others:
+            for name in ("weight", "bias"):
+                own, others = destination[prefix + name], getattr(self, f"_other_{name}")
+                whole = own.new_empty(len(own) + len(others), *own.shape[1:])
+                whole[list(self.rows)], whole[self._others] = own.detach(), others.to(own.dtype)
+                destination[prefix + name] = whole
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        if self._others:
+            state_dict = dict(state_dict)
+            for name in ("weight", "bias"):
+                if (whole := state_dict.get(prefix + name)) is not None:
+                    getattr(self, f"_other_{name}").copy_(whole[self._others])
+                    state_dict[prefix + name] = whole[list(self.rows)]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class EmbodimentMLP(nn.Module):
@@ -161,7 +206,7 @@ class ActionHead(nn.Module):
         self.dit = DiT(size, context_width, dropout)
         self.action_decoder = EmbodimentMLP(size.embodiments, size.out, size.hidden, size.action_dim, used)
         # A small first prediction: the loss starts at the target's own variance, and no step is spent on getting there.
-        nn.init.normal_(self.action_decoder.second.weight, std=0.02 / math.sqrt(size.hidden))
+        self.action_decoder.second.redraw(0.02 / math.sqrt(size.hidden))
 
     def forward(self, state: Tensor, actions: Tensor, step: Tensor, ids: Tensor, text: Tensor, image: Tensor) -> Tensor:
         """State [B, state_dim], noised actions [B, H, action_dim], times and ids int64 [B] to velocity, as actions."""

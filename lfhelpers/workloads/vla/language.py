@@ -98,12 +98,23 @@ class Decoder(nn.Module):
 
     def forward(self, image: Tensor, tokens: Tensor) -> Tensor:
         """Image tokens [B, N, width] and text int64 [B, T] to normalised hidden states [B, N + T, width]."""
+        return self.upper(self.lower(image, tokens))
+
+    def lower(self, image: Tensor, tokens: Tensor) -> Tensor:
+        """Embeddings and the frozen layers: hidden states [B, N + T, width]."""
         x = torch.cat([image, self.embed(tokens)], dim=1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self._through(self.layers[:self.frozen], x)
+
+    def upper(self, x: Tensor) -> Tensor:
+        """Hidden states [B, N + T, width] through the other layers and the final norm."""
+        return self.norm(self._through(self.layers[self.frozen:], x))
+
+    def _through(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
         cos, sin = self.rope[:, :x.shape[1]].unbind()
-        for index, layer in enumerate(self.layers):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and index >= self.frozen):
-                x = layer(x, cos, sin)
-        return self.norm(x)
+        for layer in layers:
+            x = layer(x, cos, sin)
+        return x
 
 
 def rotary(length: int, head_dim: int) -> Tensor:

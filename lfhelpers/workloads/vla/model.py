@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lfhelpers.errors import LfError
 from lfhelpers.recipe import WorkloadFields
 from lfhelpers.workloads.base import Batch
-from lfhelpers.workloads.vla.action import ActionHead
+from lfhelpers.workloads.vla.action import ActionHead, Used
 from lfhelpers.workloads.vla.language import Decoder
 from lfhelpers.workloads.vla.sizes import CHUNK, Size
 from lfhelpers.workloads.vla.vision import Connector, VisionTower
@@ -39,7 +39,7 @@ class VlaModel(nn.Module):
         self.connector = Connector(size.vision, language.width)
         self.decoder = Decoder(language, size.vision.tokens, first_with_gradient(size, fields))
         self.norm = nn.LayerNorm(language.width)
-        used = None if fields.per_sample_gather else embodiments
+        used = Used(None if fields.per_sample_gather else embodiments, None if fields.train_unused else embodiments)
         self.head = ActionHead(size.action, language.width, used, fields.dropout)
         if fields.compute_logits or fields.text_loss:  # last, so that the others' first weights don't depend on it
             self.lm_head = nn.Linear(language.width, language.vocabulary, bias=False)
@@ -47,17 +47,21 @@ class VlaModel(nn.Module):
 
     def forward(self, batch: Batch, actions: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
         """Noised actions [B, H, action_dim] and times int64 [B] to (velocity, as actions; text loss [B] or None)."""
-        tokens = batch["tokens"]
-        if self.fields.text_loss:
-            tokens = torch.cat([tokens, batch["text_tokens"]], dim=1)
-        hidden = self._hidden(batch["images"], tokens)
+        hidden = self.decoder.upper(batch["hidden"] if "hidden" in batch else self.frozen(batch))
         words = self._text_loss(hidden, batch) if self.fields.compute_logits or self.fields.text_loss else None
         text, image = self._context(hidden)
         return self.head(batch["state"], actions, step, batch["embodiment"], text, image), words
 
+    def frozen(self, batch: Batch) -> Tensor:
+        """Hidden states [B, image tokens + text tokens, width] where gradients begin: the work of the frozen part."""
+        tokens = batch["tokens"]
+        if self.fields.text_loss:
+            tokens = torch.cat([tokens, batch["text_tokens"]], dim=1)
+        return self._lower(batch["images"], tokens)
+
     def act(self, batch: Batch, noise: Tensor) -> Tensor:
         """Action chunks float32 [B, 16, 7] from noise [B, H, action_dim], by 4 Euler steps along the flow."""
-        text, image = self._context(self._hidden(batch["images"], batch["tokens"]))
+        text, image = self._context(self.decoder.upper(self._lower(batch["images"], batch["tokens"])))
         actions = noise.float()
         for index in range(EULER_STEPS):
             step = torch.full_like(batch["embodiment"], index * TIME_STEPS // EULER_STEPS)
@@ -66,11 +70,11 @@ class VlaModel(nn.Module):
         steps, dimensions = CHUNK
         return actions[:, :steps, :dimensions]
 
-    def _hidden(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """The decoder's normalised hidden states [B, image tokens + text tokens, width]."""
+    def _lower(self, images: Tensor, tokens: Tensor) -> Tensor:
+        """Vision, connector, embeddings and the decoder layers below the first with gradients."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.fields.tune_vision):
             image = self.connector(self.vision(images))
-        return self.decoder(image, tokens)
+        return self.decoder.lower(image, tokens)
 
     def _context(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(instruction, image) hidden states for the action head; answers come after them and stay unseen."""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lfhelpers.workloads.vla.packed import PackedBlock
 from lfhelpers.workloads.vla.sizes import VisionSize
 
 CHANNELS = 3
@@ -45,9 +46,12 @@ class VisionBlock(nn.Module):
         self.ffn_norm = nn.LayerNorm(size.width, eps=1e-6)
         self.ffn = nn.Sequential(
             nn.Linear(size.width, size.ffn), nn.GELU(approximate="tanh"), nn.Linear(size.ffn, size.width))
+        self.packed: PackedBlock | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, patches, width] to the same."""
+        if self.packed is not None:
+            return self.packed(self, x)
         normed = self.attention_norm(x)
         x = x + self.attention(normed, normed)
         return x + self.ffn(self.ffn_norm(x))
@@ -63,6 +67,7 @@ class VisionTower(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn(size.positions**2, size.width))
         self.blocks = nn.ModuleList(VisionBlock(size) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width, eps=1e-6)
+        self._kept: tuple[tuple[int, int], Tensor] | None = None
 
     def forward(self, images: Tensor) -> Tensor:
         """Images as `patches` takes them, to [B*V, patches, width]."""
@@ -73,10 +78,21 @@ class VisionTower(nn.Module):
         return self.norm(x)
 
     def _positions(self) -> Tensor:
-        """[patches, width]: the learned grid, resized bilinearly where the image's differs (256 to 324 in `full`)."""
-        side, grid = self.size.positions, self.size.grid
-        if side == grid:
+        """[patches, width]: the learned grid, resized bilinearly where the image's differs (256 to 324 in `full`).
+
+        Where it isn't trained it is resized once: the kernel is slow, 1 % of a step in `full`.
+        """
+        if self.size.positions == self.size.grid:
             return self.positions
+        if self.positions.requires_grad:
+            return self._resized()
+        version = self.positions._version, self.positions.data_ptr()
+        if self._kept is None or self._kept[0] != version:
+            self._kept = version, self._resized()
+        return self._kept[1]
+
+    def _resized(self) -> Tensor:
+        side, grid = self.size.positions, self.size.grid
         image = self.positions.float().T.unflatten(1, (side, side))[None]
         return F.interpolate(image, size=(grid, grid), mode="bilinear")[0].flatten(1).T
 

@@ -19,11 +19,13 @@ from lfhelpers.recipe import Recipe
 from lfhelpers.workloads.base import Batch, Fields
 from lfhelpers.workloads.vla import flops, sizes
 from lfhelpers.workloads.vla.model import IGNORE, TIME_STEPS, VlaModel, store_frozen_in_bf16, trained_layers
+from lfhelpers.workloads.vla.packed import pack
 from lfhelpers.workloads.vla.tabletop import text
 
 VIEWS = ("front.jpg", "wrist.jpg")
 EMBODIMENT = 0
 """The one embodiment of tabletop; weights for all others exist, as published, and get zero gradients."""
+INPUTS_OF_FROZEN = ("images", "tokens", "text_tokens")
 BETA = 1.5
 TIME_SCALE = 0.999
 
@@ -36,6 +38,9 @@ class Vla:
     def __init__(self, job: Recipe) -> None:
         self.job = job
         self.size = sizes.find(job.workload.size)
+        if job.frozen.ahead and (job.workload.tune_vision or job.workload.tune_language):
+            raise LfError("frozen.ahead: with workload.tune_vision or tune_language no part before the trained ones is "
+                          "frozen; set frozen.ahead=false.")
         trained_layers(self.size, job.workload)  # refuses what the size cannot do, before anything is built
         others = ("txt", "state.f32", "action.f32") + (("json",) if job.workload.text_loss else ())
         self.fields = Fields(images=VIEWS, size=self.size.vision.pixels, others=others)
@@ -45,6 +50,8 @@ class Vla:
         model = VlaModel(self.size, self.job.workload, (EMBODIMENT,))
         if self.job.precision.mode == "bf16" and self.job.precision.frozen_bf16:
             store_frozen_in_bf16(model)
+        if self.job.frozen.packed and not self.job.workload.tune_vision:
+            pack(model.vision.blocks)
         return model
 
     def sample(self, members: Mapping[str, bytes]) -> dict[str, Tensor]:
@@ -96,6 +103,12 @@ class Vla:
         if words is not None:
             total = total + self.job.workload.text_loss * (words * weight.sum(dim=(1, 2))).sum()
         return total, weight.sum()
+
+    def frozen(self, model: nn.Module, batch: Batch) -> Batch:
+        """The batch with "hidden" [B, L, width], out of the lower decoder layers, instead of its images and tokens."""
+        assert isinstance(model, VlaModel)
+        kept = {name: value for name, value in batch.items() if name not in INPUTS_OF_FROZEN}
+        return kept | {"hidden": model.frozen(batch)}
 
     def act(self, model: VlaModel, batch: Batch, generator: torch.Generator) -> Tensor:
         """Action chunks float32 [B, 16, 7], denoised in 4 Euler steps from noise drawn from `generator`."""

@@ -1,0 +1,85 @@
+"""A recipe's step on batches that lie on the device already: what is timed is the step, without data and logging."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from lfhelpers.levers.compile import session
+from lfhelpers.levers.frozen import Pair
+from lfhelpers.measure.clock import StepClock
+from lfhelpers.recipe import Recipe
+from lfhelpers.train.assemble import assemble, stream
+from lfhelpers.train.captured import CapturedStep, make_step
+from lfhelpers.train.precision import arithmetic
+from lfhelpers.train.ranks import identify
+from lfhelpers.workloads.base import Batch, Workload, find
+
+BATCHES = 3
+"""Different batches that take turns, so that no cache knows the next one."""
+
+
+class Trainer:
+    """Builds the recipe's model and step; `run` makes steps, `close` frees what it can."""
+
+    def __init__(self, job: Recipe) -> None:
+        self.job = job
+        self.ranks = identify(job.device)
+        self.workload = find(job)
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(arithmetic(job.precision.mode, self.ranks.device))
+        self.compilation = self._stack.enter_context(session(job, self.ranks.device))
+        self._stream = stream(job, self.ranks)
+        with self._stream:
+            self.parts = assemble(job, self.ranks, self.workload, self.compilation)
+            self.parts.model.train()
+            self.pairs = endless(self.workload, job, self.ranks.device)
+            self.step = make_step(job, self.workload, self.parts.model, self.parts.optimizer, self.parts.precision,
+                                  self.ranks, StepClock(self.ranks.device))
+        self.done = 0
+
+    def run(self, steps: int) -> torch.Tensor:
+        """Make steps without waiting for the device; VALUES of the last one."""
+        with self._stream:
+            for _ in range(steps):
+                self.compilation.before_step()
+                values = self.step(self.done, self.pairs, self.job.batch.accumulate)
+                self.done += 1
+                self.compilation.after_step(self.done)
+        return values
+
+    def warm_up(self) -> None:
+        """Steps until everything lazy has happened. Raises RuntimeError where a graph could not be recorded."""
+        self.run(self.job.untimed + 2)
+        if isinstance(self.step, CapturedStep) and self.step.graphs.obstacle:
+            raise RuntimeError(f"no CUDA graph: {self.step.graphs.obstacle}")
+
+    def close(self) -> None:
+        """Put back the process's settings."""
+        self._stack.close()
+
+
+def endless(workload: Workload, job: Recipe, device: torch.device) -> Iterator[Pair]:
+    """The same few random pairs again and again: images uint8, all else as the tabletop world makes it."""
+    generator = torch.Generator(device).manual_seed(job.seed)
+    pairs = [(batch(workload, job, place, device), workload.draws(job.batch.micro, generator))
+             for place in range(BATCHES)]
+    return ((dict(one), dict(other)) for one, other in itertools.cycle(pairs))
+
+
+def batch(workload: Workload, job: Recipe, place: int, device: torch.device) -> Batch:
+    """A batch of `vla` on the device: eight rendered samples in turn, under images of noise."""
+    from lfhelpers.workloads.vla.tabletop.dataset import sample
+
+    made = [workload.sample(sample(job.seed, 8 * place + index, 3)) for index in range(min(8, job.batch.micro))]
+    rows = [made[row % len(made)] for row in range(job.batch.micro)]
+    size = workload.fields.size
+    noise = torch.Generator().manual_seed(place)
+    images = torch.randint(256, (job.batch.micro, len(workload.fields.images), size, size, 3), dtype=torch.uint8,
+                           generator=noise)
+    tensors = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    tensors |= {"images": images, "ids": torch.arange(job.batch.micro), "valid": torch.ones(job.batch.micro)}
+    return {name: value.to(device) for name, value in tensors.items()}

@@ -1,0 +1,68 @@
+"""`lfhelpers bench`: measure one claim, print the table beside the record of this machine, and leave a new record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lfhelpers.measure.record import Record
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed, and compare it with what is on record.")
+
+Out = Annotated[Path | None, typer.Option(help="File of the record; else a new one in `bench` beside the runs.")]
+Onto = Annotated[Path | None, typer.Option(help="An earlier record whose other rows and checks are taken over.")]
+
+
+@bench_app.command("data")
+def data(
+    folder: Annotated[Path | None, typer.Option("--data", help="Folder of shards; else a rendered set.")] = None,
+    images: Annotated[int, typer.Option(min=64, help="Samples of the rendered set.")] = 1024,
+    only: Annotated[list[str] | None, typer.Option(help="An engine to measure; repeatable; all if none.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Of timing, for each measurement.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds at most.")] = 5,
+    minutes: Annotated[float, typer.Option(min=0.1, help="No further round begins that would pass this.")] = 4.0,
+    quick: Annotated[bool, typer.Option(help="Short and rough: all cores alone, two rounds.")] = False,
+    compare: Annotated[bool, typer.Option("--engines/--no-engines", help="Compare the engines.")] = True,
+    sweep: Annotated[bool, typer.Option(help="Read shards of 100 MB to 4 GB and small files, cold.")] = False,
+    size_mb: Annotated[list[int] | None, typer.Option(min=1, help="Sweep: a shard's size; repeatable.")] = None,
+    train: Annotated[bool, typer.Option(help="Train `small` and see what it waits for data.")] = False,
+    out: Out = None,
+    onto: Onto = None,
+) -> None:
+    """Images a second of every data engine, what one costs, and the ceilings beside it."""
+    from lfhelpers.bench.data import Options, run
+    from lfhelpers.bench.data_engines import ENGINES
+    from lfhelpers.bench.data_sweep import SIZES_MB
+
+    sizes = tuple(size_mb or SIZES_MB) if sweep or size_mb else ()
+    finish(run(Options(folder, images, tuple(only or ENGINES), seconds, rounds, minutes, quick, compare, sizes, train)),
+           out, onto)
+
+
+@bench_app.command("step")
+def step(
+    case: Annotated[list[str] | None, typer.Option(help="SIZE_mbMICRO, as full_mb16; repeatable; else all.")] = None,
+    blocks: Annotated[int, typer.Option(min=3, help="Blocks of five steps, of each side of a comparison.")] = 6,
+    compiling: Annotated[bool, typer.Option("--compile/--no-compile", help="Time compilation, cold and warm.")] = True,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all rungs.")] = None,
+    out: Out = None,
+    onto: Onto = None,
+) -> None:
+    """One training step, lever by lever, against the step as found."""
+    from lfhelpers.bench.step import cases, run
+
+    finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or []), out, onto)
+
+
+def finish(record: Record, out: Path | None, onto: Path | None = None) -> None:
+    """Merge with an earlier record where one is given, show the table beside this machine's record, and write."""
+    from lfhelpers.measure import record as records
+
+    if onto is not None:
+        record = records.merge(records.load(onto), record)
+    records.show(record, records.reference(record.bench))
+    path = records.save(record) if out is None else records.write(record, out)
+    print(f"record: {path}")

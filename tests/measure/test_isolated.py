@@ -1,0 +1,65 @@
+"""Each call has a process of its own, whose mistakes, crashes and hangs come back as one sentence."""
+
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from lfhelpers.errors import LfError
+from lfhelpers.measure import isolated
+
+
+def pair(left, right):
+    return os.getpid(), left + right
+
+
+def raising(error):
+    raise error
+
+
+def crashing():
+    os.write(2, b"something first\nmalloc(): broken\n\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hanging(pids):
+    pids.write_text(str(subprocess.Popen(["sleep", "100"]).pid))
+    time.sleep(100)
+
+
+def answering_and_leaving():
+    return subprocess.Popen(["sleep", "100"]).pid
+
+
+def running(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_the_answer_comes_from_another_process():
+    pid, value = isolated.call(pair, [1], [2])
+    assert value == [1, 2] and pid != os.getpid() and not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(("error", "sentence"), [(LfError("no shard 'x'."), "^no shard 'x'.$"),
+                                                 (ValueError("odd"), "^ValueError: odd$")])
+def test_what_is_raised_comes_back_as_a_sentence(error, sentence):
+    with pytest.raises(LfError, match=sentence):
+        isolated.call(raising, error)
+
+
+def test_a_crash_is_named_with_its_last_words():
+    with pytest.raises(LfError, match=r"its process was ended by SIGKILL: malloc\(\): broken"):
+        isolated.call(crashing)
+
+
+def test_a_hang_is_ended_with_all_it_started(tmp_path):
+    with pytest.raises(LfError, match="did not end within 1 s"):
+        isolated.call(hanging, tmp_path / "pid", timeout=1)
+    assert not running(int((tmp_path / "pid").read_text()))
+
+
+def test_what_an_answer_leaves_behind_is_ended():
+    assert not running(isolated.call(answering_and_leaving))
