@@ -39,6 +39,7 @@ def test_runs_are_listed_with_their_state(command, runs_root):
     (["report", "nothing"], "no run 'nothing'"),
     (["data", "check", "absent"], "absent"),
     (["playbook", "77"], "77"),
+    (["bench", "data", "--only", "threds"], "no engine 'threds'"),
 ])
 def test_a_mistake_is_one_sentence(command, runs_root, monkeypatch, tmp_path, tabletop_shards, words, sentence):
     monkeypatch.chdir(tmp_path)

@@ -22,9 +22,9 @@ from tqdm import tqdm
 
 from lfhelpers import runs
 from lfhelpers.bench import data_engines as engines
-from lfhelpers.bench import data_naive, data_sweep, data_train, transport
+from lfhelpers.bench import data_naive, data_sweep, data_table, data_train, transport
 from lfhelpers.bench.data_engines import Setting, Spec
-from lfhelpers.data import Manifest
+from lfhelpers.data import Manifest, choice
 from lfhelpers.data.rate import Rate
 from lfhelpers.errors import LfError
 from lfhelpers.measure import hardware, isolated
@@ -104,14 +104,35 @@ def _engines(parts: Parts, setting: Setting, options: Options) -> None:
     twice = next((spec for spec in specs if spec.name == f"webdataset x{cores}"), specs[-1])
     specs.append(replace(twice, name=twice.name + AGAIN))
     found, ceilings, failed = _rounds(specs, setting, options)
-    parts.add([row for spec in specs for row in _rows(spec.name, found[spec.name])], _checks(found, cores, gpu),
-              settings={"rounds": max(map(len, found.values()), default=0)}, failed=failed)
+    parts.add([row for spec in specs for row in data_table.rows(spec.name, found[spec.name])],
+              data_table.checks(found, cores, gpu), failed=failed,
+              settings={"rounds": max(map(len, found.values()), default=0)})
     parts.add([Row.of(f"decode ceiling, one thread, {name}", rates, "images/s") for name, rates in ceilings.items()])
-    parts.add(_hardware_ceiling(found, cores))
+    parts.add(data_table.hardware_ceiling(found, cores))
     parts.add(*_queues(parts.failed))
+    if not options.quick:
+        _auto(parts, found, setting, cores)
     first, second = ([rate.images_per_s for rate in found[name]] for name in (twice.name, twice.name + AGAIN))
     pairs = min(len(first), len(second))
     parts.aa_spread = spread(first[:pairs], second[:pairs]) if pairs else math.nan
+
+
+def _auto(parts: Parts, found: dict[str, list[Rate]], setting: Setting, cores: int) -> None:
+    """Whether `data.loader="auto"`, which looks for a second only, takes the fastest engine of the table."""
+    names = {"threads": f"threads exact x{cores}", "webdataset": f"webdataset x{cores}",
+             "dali": f"dali mixed 1 x{cores}" if setting.device == "cuda" else f"dali cpu x{cores}"}
+    speeds = {engine: statistics.median(rate.images_per_s for rate in found[name]) for engine, name in names.items()
+              if found.get(name)}
+    try:
+        seen = choice.measured(engines.job_of(setting, "auto", cores), 1, "lfhelpers.bench.data_engines:OneCamera")
+        chosen = choice.fastest(seen)
+    except LfError as error:
+        parts.failed["auto"] = str(error)
+        return
+    parts.settings["auto"] = {"chosen": chosen, "found": seen}
+    if chosen in speeds:
+        parts.add([Row.of(f"auto takes {chosen}: its speed over the fastest one's",
+                          [speeds[chosen] / max(speeds.values())], "ratio")])
 
 
 def _rounds(specs: list[Spec], setting: Setting, options: Options
@@ -140,50 +161,6 @@ def _rounds(specs: list[Spec], setting: Setting, options: Options
     return found, ceilings, failed
 
 
-def _rows(name: str, rates: list[Rate]) -> list[Row]:
-    """Speed, CPU time, bytes over the bus and GPU load of one engine; only the first where it failed."""
-    rows = [Row.of(name, [rate.images_per_s for rate in rates], "images/s")]
-    if not rates:
-        return rows
-    rows.append(Row.of(name, [1e3 * rate.cpu_seconds / rate.images for rate in rates], "CPU ms/image"))
-    copied = [rate.copied_bytes / rate.images / 1e3 for rate in rates if rate.copied_bytes is not None]
-    gpu, jpeg = ([value for rate in rates if (value := getattr(rate, name)) is not None]
-                 for name in ("gpu_percent", "jpeg_percent"))
-    more = {"kB/image to the GPU": copied, "% of time a kernel ran": gpu, "% of the JPEG engines": jpeg}
-    return rows + [Row.of(name, values, unit) for unit, values in more.items() if values]
-
-
-def _hardware_ceiling(found: dict[str, list[Rate]], cores: int) -> list[Row]:
-    """What each JPEG engine of the GPU decodes when all images go there."""
-    count, rates = engines.jpeg_engines(), found.get(f"dali mixed 1 x{cores}", [])
-    if not count or not rates:
-        return []
-    return [Row.of(f"decode ceiling, one of {count} JPEG engines", [rate.images_per_s / count for rate in rates],
-                   "images/s")]
-
-
-def _checks(found: dict[str, list[Rate]], cores: int, gpu: bool) -> dict[str, float]:
-    """The figures for which goals are set, of what was measured."""
-    if not gpu:
-        return _ratios(found, {"threads_over_naive": (f"threads exact x{cores}", "plain x2"),
-                               "threads_scaled_over_naive": (f"threads scaled x{cores}", "plain x2")})
-    mixed = {name: statistics.median(rate.images_per_s for rate in rates) for name, rates in found.items()
-             if name.startswith("dali mixed") and name.endswith(f"x{cores}") and rates}
-    if not mixed:
-        return {}
-    best = max(mixed, key=lambda name: mixed[name])
-    return {"dali_mixed_images_per_s": mixed[best]} | _ratios(
-        found, {"dali_mixed_over_pillow_all_cores": (best, f"webdataset x{cores}")})
-
-
-def _ratios(found: dict[str, list[Rate]], wanted: dict[str, tuple[str, str]]) -> dict[str, float]:
-    """Medians over rounds of one engine's speed over another's in the same round."""
-    pairs = {name: list(zip(found.get(over, []), found.get(under, []), strict=False))
-             for name, (over, under) in wanted.items()}
-    return {name: statistics.median(a.images_per_s / b.images_per_s for a, b in both) for name, both in pairs.items()
-            if both}
-
-
 def _dataset(options: Options) -> Path:
     """The folder of shards, rendered on first use by the command, since a notebook can't spawn the writers."""
     if options.data is not None:
@@ -202,9 +179,7 @@ def _dataset(options: Options) -> Path:
 def _setting(folder: Path, options: Options) -> Setting:
     """What all measurements share; small files are written and everything is read once, so that all is in memory."""
     manifest = Manifest.load(folder)
-    member = next((name for name in manifest.fields if name.endswith(".jpg")), None)
-    if member is None:
-        raise LfError(f"the samples in {folder} have no JPEG, only {', '.join(manifest.fields)}; give another --data.")
+    member = engines.jpeg(manifest)
     gpu = bool(torch.version.cuda and hardware.gpus())  # NVML alone: this process forks, so it must not touch CUDA
     place = runs.root() / "data" / f"bench-files-{manifest.hash}-{member}"
     place.parent.mkdir(parents=True, exist_ok=True)

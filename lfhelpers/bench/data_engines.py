@@ -18,8 +18,9 @@ from lfhelpers.bench import data_naive
 from lfhelpers.data import Manifest, make_loader, make_plan, rate
 from lfhelpers.data.loader import Request
 from lfhelpers.data.rate import Rate
+from lfhelpers.errors import LfError
 from lfhelpers.measure import hardware
-from lfhelpers.recipe import recipe
+from lfhelpers.recipe import Recipe, recipe
 
 SIZE = 224
 STEPS = 20_000
@@ -103,11 +104,32 @@ class Opened(NamedTuple):
     request: Request
 
 
+def job_of(setting: Setting, loader: str, workers: int, *overrides: str) -> Recipe:
+    """The recipe of a measurement."""
+    return recipe("competent", f"data.loader={loader}", f"data.workers={workers}", "data.augment=false",
+                  f"data.path={setting.folder}", f"batch.micro={setting.micro}", f"device={setting.device}", *overrides)
+
+
+class OneCamera:
+    """As much of a workload as `data.choice` needs: the first JPEG of each sample."""
+
+    def __init__(self, job: Recipe) -> None:
+        self.fields = Fields((jpeg(Manifest.load(str(job.data.path), "none")),))
+        self.sample = nothing
+
+
+def jpeg(manifest: Manifest) -> str:
+    """The first JPEG among the members. Raises LfError where there is none."""
+    for name in manifest.fields:
+        if name.endswith(".jpg"):
+            return name
+    raise LfError(f"the samples in {manifest.folder} have no JPEG, only {', '.join(manifest.fields)}; give another "
+                  "--data.")
+
+
 def opened(spec: Spec, setting: Setting) -> Opened:
     """The engine at the start of its work."""
-    job = recipe("competent", f"data.loader={spec.engine if spec.engine != 'plain' else 'webdataset'}",
-                 f"data.workers={spec.workers}", "data.augment=false", f"batch.micro={setting.micro}",
-                 f"device={setting.device}", *spec.overrides)
+    job = job_of(setting, spec.engine if spec.engine != "plain" else "webdataset", spec.workers, *spec.overrides)
     manifest = Manifest.load(setting.folder, "none")
     plan = make_plan(job, manifest, 1)
     request = Request(job, manifest, plan, Fields((setting.member,)), nothing, 0, 0, STEPS)

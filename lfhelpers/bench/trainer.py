@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from lfhelpers.errors import LfError
 from lfhelpers.levers.compile import session
 from lfhelpers.levers.frozen import Pair
 from lfhelpers.measure.clock import StepClock
@@ -52,10 +53,13 @@ class Trainer:
         return values
 
     def warm_up(self) -> None:
-        """Steps until everything lazy has happened. Raises RuntimeError where a graph could not be recorded."""
+        """Steps until everything lazy has happened. Raises LfError where a part of the recipe is not in force."""
         self.run(self.job.untimed + 2)
+        compiled = self.compilation.report()
+        if compiled["state"] not in ("on", "none"):
+            raise LfError(f"compilation is {compiled['state']}: {compiled['reason']}")
         if isinstance(self.step, CapturedStep) and self.step.graphs.obstacle:
-            raise RuntimeError(f"no CUDA graph: {self.step.graphs.obstacle}")
+            raise LfError(f"no CUDA graph: {self.step.graphs.obstacle}")
 
     def close(self) -> None:
         """Put back the process's settings."""

@@ -37,15 +37,15 @@ def make_loader(job: Recipe, manifest: Manifest, plan: Plan, fields: Fields,
 
     sample: makes one sample's tensors from the bytes of `fields.others`. Call this before the process uses CUDA: worker
     processes start here. bad: skip bad samples and list them; without it the first one raises.
-    Raises LfError where the shards lack a member that `fields` names, and for the engine `auto`: the launcher decides it
-    before ranks start (choice.decide), since all of them must read alike.
+    Raises LfError where the shards lack a member that `fields` names, and for the engine `auto`: the launcher decides
+    it before ranks start (choice.decide), since all of them must read alike.
     """
     from lfhelpers.data.ahead import FollowedLoader
     from lfhelpers.data.loader import Request
 
     if job.data.loader == "auto":
-        raise LfError("data.loader='auto' is decided before ranks start: start the job with `lfhelpers launch`, or name "
-                      "an engine.")
+        raise LfError("data.loader='auto' is decided before ranks start: start the job with `lfhelpers launch`, or "
+                      "name an engine.")
     manifest.need((*fields.images, *fields.others))
     if not 0 <= rank < plan.world:
         raise LfError(f"rank {rank} is not one of the plan's {plan.world} ranks; make the plan for this world size.")

@@ -56,7 +56,9 @@ def decide(job: Recipe, world: int, find: str) -> Recipe:
         return job.with_(**{"data.loader": names[0]})
     facts = situation(job, world)
     known = _kept().get(_key(facts))
-    found: Found = known["found"] if known else _measured(job, world, find)
+    if not known:
+        print(f"loader: measuring {', '.join(names)}, once on this machine", flush=True)
+    found: Found = known["found"] if known else measured(job, world, find)
     chosen = fastest(found)
     if not known and not any("failed" in result for result in found.values()):  # which may be mended by the next run
         _keep(facts, chosen, found)
@@ -106,6 +108,20 @@ def situation(job: Recipe, world: int) -> dict[str, Any]:
     }
 
 
+def measured(job: Recipe, world: int, find: str) -> Found:
+    """Each candidate's rate, from a process that imports what they need and never touches a GPU itself.
+
+    world and find: as in `decide`. Raises LfError where that process fails; an engine's failure is in the answer.
+    """
+    command = [sys.executable, "-m", "lfhelpers.data.choice", str(world), find]
+    done = subprocess.run(command, input=job.to_toml(), capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        raise LfError(f"data.loader='auto' can't be measured: {(done.stderr.strip().splitlines() or ['no words'])[-1]}")
+    found: Found = orjson.loads(lines[-1])
+    return found
+
+
 def rate_of(job: Recipe, world: int, find: Callable[[Recipe], Any], seconds: float) -> Rate:
     """What the recipe's engine delivers to the recipe's device; to be called in a process that is ended afterwards."""
     import torch
@@ -124,18 +140,6 @@ def rate_of(job: Recipe, world: int, find: Callable[[Recipe], Any], seconds: flo
         bad = Quarantine(Path(folder), job.data.max_bad) if job.data.on_bad == "skip" else None
         loader = make_loader(job, manifest, plan, workload.fields, workload.sample, 0, start=0, stop=STEPS, bad=bad)
         return rate.measure(loader, request, device, seconds)
-
-
-def _measured(job: Recipe, world: int, find: str) -> Found:
-    """Each candidate's rate, from a process that imports what they need and never touches a GPU itself."""
-    print(f"loader: measuring {', '.join(candidates(job))}, once on this machine", flush=True)
-    command = [sys.executable, "-m", "lfhelpers.data.choice", str(world), find]
-    done = subprocess.run(command, input=job.to_toml(), capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        raise LfError(f"data.loader='auto' can't be measured: {(done.stderr.strip().splitlines() or ['no words'])[-1]}")
-    found: Found = orjson.loads(lines[-1])
-    return found
 
 
 def _kept() -> dict[str, Any]:

@@ -181,13 +181,11 @@ def _caches(compilation: Compilation, health: Health, job: Recipe, device: torch
 def _settings(job: Recipe) -> Iterator[None]:
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
 
     # Between blocks DDP has its gaps already: cutting a block at bucket edges would only undo fusions.
     with dynamo.patch(fail_on_recompile_limit_hit=True, suppress_errors=False,
                       recompile_limit=job.compile.recompile_limit, optimize_ddp=job.compile.scope == "model"), \
-            functorch.patch(force_non_lazy_backward_lowering=True), \
-            inductor.patch({"triton.multi_kernel": int(job.compile.multi_kernel)}):
+            functorch.patch(force_non_lazy_backward_lowering=True):
         yield
 
 

@@ -47,10 +47,6 @@ def _needs_gpu_for_graphs(machine: Machine) -> str | None:
     return None if machine.device == "cuda" else "there is no GPU, and a CPU has no graphs to record"
 
 
-def _needs_gpu_for_kernels(machine: Machine) -> str | None:
-    return None if machine.device == "cuda" else "there is no GPU, and only its kernels come in several versions"
-
-
 def _needs_gpu_for_streams(machine: Machine) -> str | None:
     return None if machine.device == "cuda" else "there is no GPU, and a CPU runs one thing after the other"
 
@@ -89,8 +85,6 @@ BEYOND = (
           {"precision.weights": "bf16"}, "reordered"),
     Lever("packed frozen weights", "query, key and value in one product, widths padded to 128, GELU in the product",
           {"frozen.packed": True}, "reordered"),
-    Lever("measured reductions", "the compiler makes reductions in several ways and keeps the fastest",
-          {"compile.multi_kernel": True}, "reordered", _needs_gpu_for_kernels),
     Lever("frozen part ahead", "the next batch's frozen part is computed beside this one's update",
           {"frozen.ahead": True}, "exact", _needs_gpu_for_streams),
     Lever("large buckets", "NVLink reaches its rate with 100 MB messages", {"ddp.bucket_mb": 100.0},

@@ -1,7 +1,8 @@
 """One measurement in a process of its own: it starts clean, and its crash or hang costs that measurement alone.
 
-The process is forked, so imports are paid for once; the price is that the caller must not have used CUDA or computed
-with torch, whose state doesn't survive a fork. Call it from a command, and from a notebook through that command.
+The process is forked, so imports are paid for once; the price is that the caller must not have used CUDA, whose state
+doesn't survive a fork. torch's threads don't either: a caller that has computed would leave it waiting for threads that
+aren't there, so torch computes with one thread here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -58,6 +60,8 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], sender: Connection
     processes.die_with_parent(parent)
     for stream in (1, 2):
         os.dup2(log, stream)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     try:
         answer = True, function(*args)
     except LfError as error:

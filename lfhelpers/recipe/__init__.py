@@ -83,8 +83,8 @@ class Recipe(Section):
              "precision.mode='tf32' needs a GPU; take 'fp32' for device='cpu'"),
             (self.compile.scope != "none" and self.batch.accumulate > 1
              and self.compile.mode in ("reduce-overhead", "max-autotune"),
-             "compile.mode='reduce-overhead' and 'max-autotune' record CUDA graphs that overwrite accumulated gradients "
-             "(pytorch issue 169545), so they need batch.accumulate=1; take 'max-autotune-no-cudagraphs'"),
+             "compile.mode='reduce-overhead' and 'max-autotune' record CUDA graphs that overwrite accumulated "
+             "gradients (pytorch issue 169545), so they need batch.accumulate=1; take 'max-autotune-no-cudagraphs'"),
             (self.precision.weights == "bf16" and self.precision.mode != "bf16",
              "precision.weights='bf16' needs precision.mode='bf16'"),
             (self.precision.weights == "bf16" and not self.optimizer.fused,
@@ -149,7 +149,6 @@ NAMED: dict[str, dict[str, Any]] = {
         "ddp.bucket_mb": 100.0,
         "compile.scope": "blocks",
         "graph.scope": "step",
-        "compile.multi_kernel": True,
         "frozen.packed": True,
         "frozen.ahead": True,
     },

@@ -169,8 +169,6 @@ class CompileFields(Section):
     """`blocks` compiles each repeated block in place, so that DDP's overlap survives; `model` the whole model."""
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     """torch.compile's mode."""
-    multi_kernel: bool = False
-    """Let the compiler make several versions of each reduction, and keep the one that is the fastest when first run."""
     cache: bool = True
     """Keep compiled kernels across runs, keyed by code, versions and hardware."""
     recompile_limit: Count = 8

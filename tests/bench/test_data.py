@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lfhelpers.bench import data, data_engines, data_naive, data_sweep, data_train
+from lfhelpers.bench import data, data_engines, data_naive, data_sweep, data_table, data_train
 from lfhelpers.bench.data import Options
 from lfhelpers.bench.data_engines import Setting, Spec
 from lfhelpers.data import Manifest, make_plan, rate
@@ -85,12 +85,12 @@ def rates(speed, count=2):
 
 def test_the_checks_are_ratios_of_the_same_round():
     found = {"plain x2": rates(100), "threads exact x2": rates(250), "threads scaled x2": rates(400)}
-    assert data._checks(found, 2, gpu=False) == {"threads_over_naive": 2.5, "threads_scaled_over_naive": 4.0}
+    assert data_table.checks(found, 2, gpu=False) == {"threads_over_naive": 2.5, "threads_scaled_over_naive": 4.0}
     found = {"webdataset x16": rates(2000), "dali mixed 0 x16": rates(9000), "dali mixed 1 x16": rates(27000),
              "dali mixed 1 x4": rates(99000)}
-    assert data._checks(found, 16, gpu=True) == {"dali_mixed_images_per_s": 27000,
+    assert data_table.checks(found, 16, gpu=True) == {"dali_mixed_images_per_s": 27000,
                                                  "dali_mixed_over_pillow_all_cores": 13.5}
-    assert data._checks({"webdataset x16": rates(2000), "dali mixed 1 x16": []}, 16, gpu=True) == {}
+    assert data_table.checks({"webdataset x16": rates(2000), "dali mixed 1 x16": []}, 16, gpu=True) == {}
 
 
 def test_what_fails_is_a_row_with_its_sentence_and_is_tried_once(setting, monkeypatch):
@@ -108,7 +108,7 @@ def test_what_fails_is_a_row_with_its_sentence_and_is_tried_once(setting, monkey
     assert failed == {"bad": "it needs a GPU."} and calls.count("bad") == 1
     assert len(found["good"]) == 3 and found["bad"] == [] and ceilings["pillow"] == [10.0] * 3
     assert len(found["seldom"]) == 2, "every other round"
-    [row] = data._rows("bad", found["bad"])
+    [row] = data_table.rows("bad", found["bad"])
     assert row.n == 0 and np.isnan(row.value)
     assert [name for name in calls if name in ("good", "seldom")] == ["good", "seldom", "good", "good", "seldom"]
 

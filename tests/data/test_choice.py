@@ -31,7 +31,7 @@ def test_the_engine_that_was_the_fastest_here_is_taken_and_remembered(dataset, r
     said = capsys.readouterr().out.splitlines()
     assert said[-1].startswith(f"loader: {decided.data.loader}, {max(rates.values()):,.0f} images/s; ")
 
-    monkeypatch.setattr(choice, "_measured", lambda *_: pytest.fail("it was measured a second time"))
+    monkeypatch.setattr(choice, "measured", lambda *_: pytest.fail("it was measured a second time"))
     assert choice.decide(job, 1, FIND) == decided
     assert re.search(r"images/s; .* \(measured \d{4}-\d\d-\d\dT\d\d:\d\d\)$", capsys.readouterr().out)
 
@@ -64,7 +64,7 @@ def test_a_named_engine_is_left_alone(dataset, capsys):
 
 
 def test_a_broken_engine_is_named_and_not_remembered(dataset, runs_root, monkeypatch, capsys):
-    monkeypatch.setattr(choice, "_measured", lambda *_: FOUND)
+    monkeypatch.setattr(choice, "measured", lambda *_: FOUND)
     assert choice.decide(asking(dataset), 1, FIND).data.loader == "webdataset"
     assert "loader: webdataset, 1,560 images/s; threads 812, dali failed (no GPU.)" in capsys.readouterr().out
     assert not (runs_root / "loaders.json").exists()
@@ -79,7 +79,7 @@ def test_no_engine_at_all_is_one_sentence(dataset, runs_root):
 
 
 def test_what_the_choice_depends_on_is_part_of_its_key(dataset, runs_root, monkeypatch):
-    monkeypatch.setattr(choice, "_measured", lambda job, world, find: {
+    monkeypatch.setattr(choice, "measured", lambda job, world, find: {
         "threads": {"images_per_s": float(job.batch.micro)}, "webdataset": {"images_per_s": 10.0 * world}})
     wanted = [(1, "batch.micro=4", "webdataset"), (1, "batch.micro=16", "threads"), (2, "batch.micro=16", "webdataset"),
               (1, "batch.micro=4", "webdataset"), (1, "data.workers=3", "webdataset")]
@@ -89,7 +89,7 @@ def test_what_the_choice_depends_on_is_part_of_its_key(dataset, runs_root, monke
 
 
 def test_the_launcher_decides_and_the_run_says_what_was_chosen(tabletop_shards, runs_root, monkeypatch):
-    monkeypatch.setattr(choice, "_measured", lambda *_: FOUND)
+    monkeypatch.setattr(choice, "measured", lambda *_: FOUND)
     job = recipe("competent", "data.loader=auto", f"data.path={tabletop_shards}", "workload.size=tiny")
     assert prepare(job, 1).data.loader == "webdataset"
 

@@ -7,6 +7,7 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from lfhelpers.errors import LfError
 from lfhelpers.measure import isolated
@@ -63,3 +64,18 @@ def test_a_hang_is_ended_with_all_it_started(tmp_path):
 
 def test_what_an_answer_leaves_behind_is_ended():
     assert not running(isolated.call(answering_and_leaving))
+
+
+def summed(size):
+    return (torch.ones(size, size) @ torch.ones(size, size)).sum().item()
+
+
+def test_it_computes_after_the_caller_has_used_torchs_threads():
+    """The threads of the caller's pool aren't there after a fork; waiting for them would never end."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert isolated.call(summed, 512, timeout=30) == summed(512) == 512.0**3
+        assert isolated.call(summed, 512, timeout=30) == 512.0**3, "and once more, now that the caller has computed"
+    finally:
+        torch.set_num_threads(threads)

@@ -18,7 +18,7 @@ EPS = 1e-6
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, in fp32, returned in x's dtype (Zhang and Sennrich 2019)."""
+    """x / rms(x) * weight over the last dimension, in fp32 or more, returned in x's dtype (Zhang and Sennrich 2019)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -26,7 +26,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to the same."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), EPS).to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), EPS).to(x.dtype)
 
 
 class GroupedAttention(nn.Module):
