@@ -57,6 +57,19 @@ def step(
     finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or []), out, onto)
 
 
+@bench_app.command("timeline")
+def timeline(
+    out: Annotated[Path, typer.Option(help="File of the timeline.")],
+    case: Annotated[str, typer.Option(help="SIZE_mbMICRO.")] = "small_mb32",
+) -> None:
+    """A few milliseconds of a step, as found and full: launches and kernels, for the picture of a lesson."""
+    from lfhelpers.bench.step import cases
+    from lfhelpers.bench.timeline import record
+
+    (found,) = cases([case]) or ()
+    print(f"timeline: {record(found, out)}")
+
+
 def finish(record: Record, out: Path | None, onto: Path | None = None) -> None:
     """Merge with an earlier record where one is given, show the table beside this machine's record, and write."""
     from lfhelpers.measure import record as records

@@ -1,4 +1,4 @@
-"""The Triton kernels' numerics through Triton's interpreter, where there is no GPU: in a process that it may take over."""
+"""The Triton kernels' numerics through Triton's interpreter, in a process that it may take over."""
 
 import os
 import subprocess

@@ -33,7 +33,7 @@ def test_in_fp32_the_frozen_part_is_the_same_to_rounding(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_in_bf16_it_is_no_further_from_fp64_than_the_plain_part(device):
-    workload, made = model("true", device=device)
+    _, made = model("true", device=device)
     block, plain = made.vision.blocks[0], model("false", device=device)[1].vision.blocks[0]
     x = torch.randn(4, 16, made.size.vision.width, device=device, dtype=torch.bfloat16)
     with torch.no_grad(), torch.autocast(device, torch.bfloat16):

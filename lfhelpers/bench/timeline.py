@@ -1,0 +1,64 @@
+"""A window of one training step as it ran: what the host launched and when, and what the GPU did meanwhile.
+
+One JSON file holds such a window for the as-found and the full step, so that a lesson on a machine without a GPU can
+draw the gaps between kernels from a real trace.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from lfhelpers import runs
+from lfhelpers.bench.step import Case, ladder
+from lfhelpers.bench.trainer import Trainer
+from lfhelpers.errors import LfError
+from lfhelpers.measure import hardware, isolated
+
+WINDOW_US = 4000.0
+NAME = 60
+
+
+def record(case: Case, out: Path) -> Path:
+    """Write {rung: [[lane, name, start_us, end_us], ...], ...} with hardware, versions and commit beside it.
+
+    Lanes are `host` and `stream N`. Raises LfError where there is no GPU.
+    """
+    if hardware.device()[0] != "cuda":
+        raise LfError("a timeline of launches and kernels needs a GPU, and this machine has none.")
+    rungs = ladder(case)
+    windows = {name: isolated.call(_window, job, timeout=200) for name, job in (rungs[0], rungs[-1])}
+    facts = hardware.describe()
+    content = {"case": case.name, "window_us": WINDOW_US, "windows": windows,
+               **{key: facts[key] for key in ("hardware", "versions", "commit", "time")}}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    runs.write_atomic(out, orjson.dumps(content) + b"\n")
+    return out
+
+
+def _window(job: Any) -> list[list[Any]]:
+    trainer = Trainer(job)
+    trainer.warm_up()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiled:
+        trainer.run(1)
+        torch.cuda.synchronize()
+    rows = [row for event in profiled.events() or [] if (row := _row(event)) is not None]
+    kernels = sorted(row[2] for row in rows if row[0] != "host")
+    begin = kernels[len(kernels) // 4]
+    return [[lane, name, round(start - begin, 1), round(end - begin, 1)] for lane, name, start, end in sorted(
+        rows, key=lambda row: row[2]) if begin <= start < begin + WINDOW_US]
+
+
+def _row(event: Any) -> list[Any] | None:
+    """An event of the profiler as a row: kernels and copies by stream, and the host's calls that launch them."""
+    span = event.time_range
+    if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("lf."):
+        return [f"stream {getattr(event, 'device_resource_id', 0)}", event.name[:NAME], span.start, span.end]
+    if event.name.startswith("cu") and "Launch" in event.name:
+        return ["host", event.name[:NAME], span.start, span.end]
+    return None
