@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,29 +57,34 @@ TINY = (Case("tiny", 4, None),)
 
 
 def run(cases: Sequence[Case] | None = None, blocks: int = 6, compile_size: str | None = "full",
-        overrides: Sequence[str] = ()) -> Record:
-    """Measure all cases, and cold and warm compilation of one size, where there is a GPU."""
+        overrides: Sequence[str] = (), keep: Callable[[Record], object] = lambda record: None) -> Record:
+    """Measure all cases, and cold and warm compilation of one size, where there is a GPU.
+
+    keep: is given the record so far after each part, so that a run that is cut short leaves what it has measured.
+    """
     gpu = hardware.device()[0] == "cuda"  # asks NVML, so that the processes of the cases can use CUDA
-    cases = tuple(cases) if cases else CASES if gpu else TINY
-    rows: list[Row] = []
-    checks: dict[str, float] = {}
-    spreads, failed, notes = [0.0], {}, {}
-    for case in cases:
+    settings: dict[str, Any] = {
+        "steps_a_block": STEPS, "blocks": blocks, "precision": "bf16", "batches": "random, on the device",
+        "mfu": CONVENTION, "overrides": list(overrides), "cases": {}, "failed": {}}
+    record = Record("step", settings, [], {}, 0.0)
+    for case in tuple(cases) if cases else CASES if gpu else TINY:
         try:
             found = isolated.call(_case, case, blocks, tuple(overrides), timeout=500)
         except LfError as error:
-            failed[case.name] = str(error)
+            settings["failed"][case.name] = str(error)
             continue
-        rows += [Row(**row) for row in found["rows"]]
-        checks |= found["checks"]
-        spreads.append(found["spread"])
-        notes[case.name] = found["notes"]
+        settings["cases"][case.name] = found["notes"]
+        record = replace(record, rows=[*record.rows, *(Row(**row) for row in found["rows"])],
+                         checks=record.checks | found["checks"], aa_spread=max(record.aa_spread, found["spread"]))
         print(f"{case.name}: {found['notes']['line']}", flush=True)
+        keep(record)
     if compile_size and gpu:
-        rows, checks = _add_compilation(rows, checks, failed, compile_size, tuple(overrides))
-    settings = {"steps_a_block": STEPS, "blocks": blocks, "precision": "bf16", "batches": "random, on the device",
-                "mfu": CONVENTION, "overrides": list(overrides), "cases": notes, "failed": failed}
-    return Record("step", settings, rows, checks, max(spreads))
+        for name, seconds in _compilation(compile_size, tuple(overrides), settings["failed"]):
+            print(f"{name}: {seconds:.1f} s", flush=True)
+            record = replace(record, rows=[*record.rows, Row.of(name, [seconds], "s")],
+                             checks=record.checks | {name: seconds})
+            keep(record)
+    return record
 
 
 def cases(names: Sequence[str]) -> tuple[Case, ...] | None:
@@ -128,7 +133,8 @@ def _case(case: Case, blocks: int, overrides: tuple[str, ...]) -> dict[str, Any]
                  asdict(Row(f"{case.name} {name}", effect.ratio, effect.low, effect.high, "x as found", effect.n))]
         medians[name] = float(np.median(milliseconds))
         print(f"{case.name} {name}: {medians[name]:.1f} ms, {effect}", flush=True)
-        tables[name] = _kernels(case, trainer)
+        if case.profile and name in SHORT:
+            tables[name] = _kernels(trainer)
         last = effect.ratio, medians[name], _mfu(trainer, medians[name]), _memory()
         trainer.close()
         del trainer
@@ -152,8 +158,8 @@ def _row(case: Case, name: str, milliseconds: Sequence[float]) -> dict[str, Any]
     return asdict(Row.of(f"{case.name} {name}", milliseconds, "ms"))
 
 
-def _kernels(case: Case, trainer: Trainer) -> list[dict[str, Any]] | None:
-    if not case.profile or trainer.ranks.device.type != "cuda":
+def _kernels(trainer: Trainer) -> list[dict[str, Any]] | None:
+    if trainer.ranks.device.type != "cuda":
         return None
     return [asdict(group) for group in kernels.groups(lambda: trainer.run(1))]
 
@@ -181,21 +187,17 @@ def _clock() -> int | None:
     return int(module.nvmlDeviceGetClockInfo(handle, module.NVML_CLOCK_SM)) if module and handle else None
 
 
-def _add_compilation(rows: list[Row], checks: dict[str, float], failed: dict[str, str], size: str,
-                     overrides: tuple[str, ...]) -> tuple[list[Row], dict[str, float]]:
+def _compilation(size: str, overrides: tuple[str, ...], failed: dict[str, str]) -> Iterator[tuple[str, float]]:
     """Cold and warm: the first step's seconds in a fresh process, beyond those of a step that is compiled."""
     job = ladder(Case(size, 16, None), overrides)[-1][1]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("cold_compile_s", "warm_compile_s"):
             try:
-                seconds = isolated.call(_first_step, job, folder, timeout=300)
+                yield name, isolated.call(_first_step, job, folder, timeout=300)
             except LfError as error:
                 failed[name] = str(error)
-                continue
-            rows, checks = [*rows, Row.of(name, [seconds], "s")], checks | {name: seconds}
-            print(f"{name}: {seconds:.1f} s", flush=True)
-            _forget_inductor(Path(folder))
-    return rows, checks
+            # What a container loses between two runs; the portable cache stays.
+            shutil.rmtree(f"{folder}/inductor", ignore_errors=True)
 
 
 def _first_step(job: Recipe, folder: str) -> float:
@@ -215,10 +217,3 @@ def _first_step(job: Recipe, folder: str) -> float:
     plain = time.perf_counter() - began
     trainer.close()  # keeps what was compiled
     return first - plain
-
-
-def _forget_inductor(folder: Path) -> None:
-    """What a container loses between two runs; the portable cache stays."""
-    import shutil
-
-    shutil.rmtree(folder / "inductor", ignore_errors=True)

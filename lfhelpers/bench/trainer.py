@@ -43,14 +43,27 @@ class Trainer:
         self.done = 0
 
     def run(self, steps: int) -> torch.Tensor:
-        """Make steps without waiting for the device; VALUES of the last one."""
-        with self._stream:
+        """Make steps without waiting for the device; VALUES of the last one, until the next call."""
+        with self._ordered():
             for _ in range(steps):
                 self.compilation.before_step()
                 values = self.step(self.done, self.pairs, self.job.batch.accumulate)
                 self.done += 1
                 self.compilation.after_step(self.done)
         return values
+
+    @contextlib.contextmanager
+    def _ordered(self) -> Iterator[None]:
+        """The trainer's stream, after what the caller's has been given and before what it will be."""
+        if self.ranks.device.type == "cpu":
+            yield
+            return
+        outer = torch.cuda.current_stream()
+        with self._stream:
+            inner = torch.cuda.current_stream()
+            inner.wait_stream(outer)
+            yield
+        outer.wait_stream(inner)
 
     def warm_up(self) -> None:
         """Steps until everything lazy has happened. Raises LfError where a part of the recipe is not in force."""
@@ -64,6 +77,27 @@ class Trainer:
     def close(self) -> None:
         """Put back the process's settings."""
         self._stack.close()
+
+
+def losses(job: Recipe, steps: int) -> tuple[torch.Tensor, int]:
+    """The loss of each step on fresh random images and noise, the same for all recipes: float64 [steps] on the CPU.
+
+    Beside it how many CUDA graphs were recorded. Take steps=N and log.skip=0 in the recipe too: they set the schedule.
+    """
+    trainer = Trainer(job)
+    trainer.pairs = _fresh(trainer.workload, job, trainer.ranks.device)
+    values = torch.stack([trainer.run(1)[0].clone() for _ in range(steps)]).double().cpu()
+    recorded = trainer.step.graphs.count if isinstance(trainer.step, CapturedStep) else 0
+    trainer.close()
+    return values, recorded
+
+
+def _fresh(workload: Workload, job: Recipe, device: torch.device) -> Iterator[Pair]:
+    """Pairs without end whose images and draws are new each time, seeded alike for every recipe of a size."""
+    draws, base = torch.Generator(device).manual_seed(1), batch(workload, job, 0, device)
+    while True:
+        images = torch.randint(256, base["images"].shape, generator=draws, device=device, dtype=torch.uint8)
+        yield base | {"images": images}, workload.draws(job.batch.micro, draws)
 
 
 def endless(workload: Workload, job: Recipe, device: torch.device) -> Iterator[Pair]:

@@ -53,8 +53,13 @@ def step(
 ) -> None:
     """One training step, lever by lever, against the step as found."""
     from lfhelpers.bench.step import cases, run
+    from lfhelpers.measure import record as records
 
-    finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or []), out, onto)
+    def keep(record: Record) -> None:
+        if out is not None:
+            records.write(record, out)
+
+    finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or [], keep), out, onto)
 
 
 @bench_app.command("timeline")

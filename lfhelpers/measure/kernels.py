@@ -37,7 +37,7 @@ class Group:
 def groups(step: Callable[[], object]) -> list[Group]:
     """Run `step` once under the profiler; its kernels by group, the costliest first. Needs a GPU."""
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiled:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         step()
         torch.cuda.synchronize()
     rows = [(event.name, event.time_range.elapsed_us()) for event in profiled.events() or []

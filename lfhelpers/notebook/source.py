@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib.util
 import inspect
 import itertools
 from html import escape
@@ -19,7 +21,7 @@ from lfhelpers.notebook import output
 
 
 def show_source(thing: Any, until: str = "") -> None:
-    """Show the source of a function, class or module, with its file and lines; `until` as in `listing`.
+    """Show the source of a function, class or module, with its file and lines; `thing` and `until` as in `listing`.
 
     Raises LfError where it has no source.
     """
@@ -34,14 +36,11 @@ def show_source(thing: Any, until: str = "") -> None:
 def listing(thing: Any, until: str = "") -> tuple[str, str]:
     """(code, place): the source text, and 'file, lines a to b' with the file seen from the package's folder.
 
-    `until` ends it before the first line that begins so, to show the head of a long module or class alone.
+    `thing` may also be text, 'package.module' or 'package.module:name': it is then read and not imported, since what a
+    module needs, such as Triton, may be missing here. `until` ends the listing before the first line that begins so, to
+    show the head of a long module or class alone.
     """
-    target = inspect.unwrap(thing.func if isinstance(thing, functools.partial) else thing)
-    try:
-        lines, start = inspect.getsourcelines(target)
-        file = Path(inspect.getsourcefile(target) or "?").resolve()
-    except (TypeError, OSError) as error:
-        raise LfError(f"{thing!r} has no Python source to show; give a function, a class or a module.") from error
+    lines, start, file = _unimported(thing) if isinstance(thing, str) else _inspected(thing)
     if until:
         lines = list(itertools.takewhile(lambda line: not line.startswith(until), lines))
     code = "".join(lines).rstrip() + "\n"
@@ -49,3 +48,33 @@ def listing(thing: Any, until: str = "") -> tuple[str, str]:
     name = file.relative_to(package).as_posix() if file.is_relative_to(package) else file.name
     first = max(start, 1)
     return code, f"{name}, lines {first} to {first + code.count(chr(10)) - 1}"
+
+
+def _inspected(thing: Any) -> tuple[list[str], int, Path]:
+    """Lines, the number of the first, and the file of something that is imported."""
+    target = inspect.unwrap(thing.func if isinstance(thing, functools.partial) else thing)
+    try:
+        lines, start = inspect.getsourcelines(target)
+        return lines, start, Path(inspect.getsourcefile(target) or "?").resolve()
+    except (TypeError, OSError) as error:
+        raise LfError(f"{thing!r} has no Python source to show; give a function, a class or a module.") from error
+
+
+def _unimported(thing: str) -> tuple[list[str], int, Path]:
+    """The same of 'package.module' or 'package.module:name', from the file alone."""
+    module, _, name = thing.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or not spec.has_location or not spec.origin:
+        raise LfError(f"there is no module '{module}' to show the source of.")
+    text = Path(spec.origin).read_text()
+    if not name:
+        return text.splitlines(keepends=True), 1, Path(spec.origin).resolve()
+    found = [node for node in ast.parse(text).body if getattr(node, "name", None) == name]
+    if not found:
+        raise LfError(f"module '{module}' has no function or class '{name}' to show.")
+    node: Any = found[0]
+    start = min(part.lineno for part in (node, *node.decorator_list))
+    return text.splitlines(keepends=True)[start - 1:node.end_lineno], start, Path(spec.origin).resolve()

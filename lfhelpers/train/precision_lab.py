@@ -1,7 +1,8 @@
 """Small experiments on mixed precision, for a notebook: real torch objects, tiny tensors, numbers that can be checked.
 
 They show what is often told wrongly: that clipping may come before unscaling, that a scaler's growth interval saves
-checks, that a non-finite loss is something the scaler handles, and that bf16 needs what fp16 needs.
+checks, that a non-finite loss is something the scaler handles, that bf16 needs what fp16 needs, and that weights may be
+bf16 without anything else that keeps their small updates.
 """
 
 from __future__ import annotations
@@ -86,3 +87,46 @@ def lost(values: Tensor, mode: str, scale: float = 1.0) -> Lost:
         return Lost(0.0, 0.0)
     kept = (values.double() * scale).to(DTYPES[mode])
     return Lost((kept == 0).double().mean().item(), kept.isinf().double().mean().item())
+
+
+def product_error(mode: str, size: int = 256, seed: int = 0) -> float:
+    """The error of a product of two random [size, size] matrices whose numbers are read in `mode`, against float64.
+
+    mode: fp32, tf32, bf16 or fp16. Sums are kept in fp32, as matrix units do. The rounding of what is read is imitated,
+    so that no GPU is needed. A share of the product's norm.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(size, size, generator=generator) for _ in range(2))
+    exact = a.double() @ b.double()
+    return ((read_in(a, mode) @ read_in(b, mode)).double() - exact).norm().item() / exact.norm().item()
+
+
+def read_in(values: Tensor, mode: str) -> Tensor:
+    """float32 values as a matrix unit reads them in `mode`, float32 again."""
+    if mode == "tf32":  # the upper 19 bits, rounded to nearest
+        return ((values.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    return values.to(DTYPES[mode]).float() if mode in DTYPES else values
+
+
+def walked(master: bool, steps: int = 100, stride: float = 2.0**-10) -> float:
+    """How far a bf16 weight of 1 gets in `steps` updates of `stride`, with an fp32 master or without one.
+
+    The next bf16 number above 1 is 1 + 2^-7: what is less than half of that is rounded away each time.
+    """
+    weight = torch.ones((), dtype=torch.bfloat16)
+    kept = weight.float() if master else weight
+    for _ in range(steps):
+        kept = kept + stride
+        weight = kept.to(torch.bfloat16)
+    return weight.item() - 1
+
+
+def summed_error(mode: str, parts: int, size: int = 10_000, seed: int = 0) -> float:
+    """The error of a sum of `parts` random bf16 gradients that is kept in `mode` (fp32 or bf16), against float64."""
+    generator = torch.Generator().manual_seed(seed)
+    given = [(1 + torch.randn(size, generator=generator)).bfloat16() for _ in range(parts)]
+    total = torch.zeros(size, dtype=DTYPES.get(mode, torch.float32))
+    for part in given:
+        total += part
+    exact = torch.stack(given).double().sum(0)
+    return ((total.double() - exact).norm() / exact.norm()).item()

@@ -119,3 +119,19 @@ def test_fp16_loses_small_gradients_and_bf16_does_not():
     assert lab.lost(values, "bf16") == (0.0, 0.0)
     assert lab.lost(values, "fp16", scale=65536.0) == (0.0, 0.25), "the scale that saves the small overflows the large"
     assert lab.lost(torch.zeros(3), "fp16") == (0.0, 0.0)
+
+
+def test_a_product_is_as_wrong_as_the_numbers_it_reads_are_coarse():
+    errors = {mode: lab.product_error(mode) for mode in ("fp32", "tf32", "fp16", "bf16")}
+    assert 0 < errors["fp32"] < 1e-6 < errors["tf32"] < 1e-3 < errors["bf16"] < 1e-2
+    assert errors["tf32"] == pytest.approx(errors["fp16"], rel=0.1), "both have 10 bits of fraction"
+    assert lab.read_in(torch.tensor([1 + 2.0**-12, 1 + 2.0**-10]), "tf32").tolist() == [1, 1 + 2.0**-10]
+
+
+def test_a_bf16_weight_without_a_master_stands_still():
+    assert lab.walked(master=False) == 0
+    assert lab.walked(master=True, steps=128) == 0.125
+
+
+def test_a_sum_of_gradients_in_bf16_loses_what_one_in_fp32_keeps():
+    assert lab.summed_error("fp32", 16) < 1e-6 < 1e-3 < lab.summed_error("bf16", 16) < lab.summed_error("bf16", 256)

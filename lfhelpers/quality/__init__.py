@@ -1,0 +1,1 @@
+"""Quality: the gates that a lever must pass before its speed counts."""
