@@ -67,7 +67,7 @@ class Trainer:
 
     def warm_up(self) -> None:
         """Steps until everything lazy has happened. Raises LfError where a part of the recipe is not in force."""
-        self.run(self.job.untimed + 2)
+        self.run(self.job.untimed(self.ranks.device.type) + 2)
         compiled = self.compilation.report()
         if compiled["state"] not in ("on", "none"):
             raise LfError(f"compilation is {compiled['state']}: {compiled['reason']}")

@@ -149,15 +149,15 @@ def percents(ms: Mapping[str, float]) -> dict[str, float]:
 
 def _from_steps(run: Run) -> dict[str, Any]:
     """What steps.jsonl and the recipe tell, in the form of summary.json."""
-    rows = timed(run.steps(), run.recipe.untimed)
+    environment = run.read("environment.json") or {}
+    device = environment.get("device") or run.recipe.device.replace("auto", "cpu")
+    rows = timed(run.steps(), run.recipe.untimed(device))
     if not rows:
         raise LfError(f"run {run.id} has no timed step yet; wait for its first steps, or see {run.path / 'logs'}.")
     mean = {part: statistics.fmean(row["ms"].get(part, 0.0) for row in rows) for part in PARTS}
     step_ms = [row["step_ms"] for row in rows]
     whole = statistics.fmean(step_ms)
-    environment = run.read("environment.json") or {}
     gpus = environment.get("hardware", {}).get("gpus", [])
-    device = environment.get("device") or run.recipe.device.replace("auto", "cpu")
     processor = environment.get("hardware", {}).get("cpu", "an unknown CPU")
     return {
         "device": device, "ranks": 1, "steps": {"timed": len(rows)},

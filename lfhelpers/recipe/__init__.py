@@ -114,10 +114,10 @@ class Recipe(Section):
             _put(data, key, value)
         return _validated(data)
 
-    @property
-    def untimed(self) -> int:
-        """First steps that statistics leave out: log.skip, or those up to a CUDA graph's recording if they are more."""
-        return max(self.log.skip, self.graph.warmup + 2 if self.graph.scope != "none" else 0)
+    def untimed(self, device: str) -> int:
+        """First steps that statistics leave out: log.skip, on "cuda" at least those up to a CUDA graph's recording."""
+        recording = device == "cuda" and self.graph.scope != "none"
+        return max(self.log.skip, self.graph.warmup + 2 if recording else 0)
 
     def to_toml(self) -> str:
         """The recipe as TOML; fields without a value are left out."""

@@ -127,7 +127,7 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClo
     feed = Feed(host_batches, plan, parts.workload, ranks, clock, job, start, parts.hooks)
     step = make_step(job, parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock, parts.hooks)
     probed = job.steps if job.log.probe else -1
-    first_timed = max(start, min(job.untimed, job.steps - 1))
+    first_timed = max(start, min(job.untimed(ranks.device.type), job.steps - 1))
     for index in range(start, job.steps):
         done = index + 1
         if index == first_timed:
@@ -175,7 +175,7 @@ def _evaluate(parts: Job) -> dict[str, float]:
 def _summary(parts: Job, recorder: Recorder, communication: ExposedCommunication,
              usage: dict[str, Any]) -> dict[str, Any]:
     job, ranks = parts.recipe, parts.ranks
-    rows = timed(recorder.rows, job.untimed)
+    rows = timed(recorder.rows, job.untimed(ranks.device.type))
     means = ranks.gather(rank_means(rows))
     exposed = ranks.gather(communication.milliseconds())
     summary = summarise(job, ranks, rows, means, exposed, parts.workload.flops_per_sample())
