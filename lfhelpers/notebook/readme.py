@@ -55,7 +55,7 @@ def block() -> str:
     made = (f"Recorded {environment['time'][:10]} on one {summary['hardware']} ({hardware['cores']} cores, "
             f"torch {environment['versions']['torch']}, driver {hardware['driver']}), `vla` of size "
             f"`{run.recipe.workload.size}`, {summary['micro']} samples a step, {summary['precision']}, "
-            f"mean of {summary['steps']['timed']} steps after {run.recipe.untimed(summary["device"])} of warm-up, "
+            f"mean of {summary['steps']['timed']} steps after {run.recipe.untimed(summary['device'])} of warm-up, "
             f"commit `{environment['commit']['hash'][:10]}`. {_spread()}")
     head = ["recipe", "ms a step", "samples/s", "against `as_found`", "against `competent`", "waiting for data", "MFU",
             "peak GiB"]
