@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from lfhelpers.notebook.figures import COLOURS, DASHES, HATCHES, INK, MARKERS, blank, thin
 from lfhelpers.notebook.tables import Table, number
 
-PARTS = ("data_wait", "host_to_device", "forward", "backward", "communication", "optimizer", "captured", "other")
+PARTS = ("data_wait", "host_to_device", "forward", "backward", "communication", "optimizer", "other", "captured")
 """The parts of a step report, in the order of a step; they keep colour and hatch in every chart."""
 
 

@@ -14,16 +14,19 @@ from html import escape
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
 
 from lfhelpers.notebook import output
 from lfhelpers.notebook.tables import Table
 
 # Okabe and Ito's palette, told apart by colour-blind eyes; yellow is left out, as it vanishes on white.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
-HATCHES = ("", "//", "||", "xx", "\\\\", "++", "--")  # no dots: as SVG they weigh 70 KB
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442")
+HATCHES = ("", "//", "||", "xx", "\\\\", "++", "--", "oo")  # no dots: as SVG they weigh 70 KB
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 POINTS = 500
@@ -82,6 +85,13 @@ def show_pictures(pictures: Mapping[str, bytes], caption: str, width: int = 320)
         for alt, data in pictures.items())
     output.put(f'<figure style="margin:0"><div style="display:flex;flex-wrap:wrap;gap:12px">{boxes}</div>'
                f"<figcaption>{escape(caption)}</figcaption></figure>", "\n".join([caption, *pictures]))
+
+
+def png(pixels: NDArray[Any]) -> bytes:
+    """An image, [H, W, 3] or [H, W] of levels 0..255, as a PNG file for `show_pictures`."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def _kind(data: bytes) -> str:

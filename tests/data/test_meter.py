@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from lfhelpers.data import meter as meter_module
-from lfhelpers.data.meter import Meter
+from lfhelpers.data.meter import Meter, metered
 
 STEP = 20.0
 
@@ -92,3 +94,21 @@ def test_a_long_run_keeps_its_sums_and_its_latest_rows(monkeypatch: pytest.Monke
     meter = simulated(2 * STEP)
     assert len(meter.series()["at"]) == 5 and meter.stats()["batches"] == 400
     assert meter.starved() == pytest.approx(50, abs=0.5)
+
+
+def test_any_loader_can_be_metered(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(meter_module.time, "perf_counter", clock)
+    meter = Meter(clock)
+
+    def loader() -> Iterator[str]:
+        for batch in "abcd":
+            clock.now += 3.0
+            yield batch
+
+    taken = []
+    for batch in metered(loader(), meter):
+        taken.append(batch)
+        clock.now += 1.0
+    assert taken == list("abcd") and meter.starved() == 75.0
+    assert meter.series() == {"at": [0.0, 4.0, 8.0, 12.0], "wait_ms": [3e3] * 4}

@@ -1,12 +1,15 @@
 """A figure states its finding in words and numbers, is the same bytes each time, and stays small."""
 
 import base64
+import io
 import re
 import subprocess
 import sys
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from lfhelpers.notebook import charts, figures
 
@@ -84,6 +87,11 @@ def test_outside_a_notebook_show_prints_the_finding_and_the_table(capsys):
 def test_pyplot_is_never_loaded():
     program = "import sys, lfhelpers.notebook.charts; print('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False False\n"
+
+
+def test_pixels_become_a_picture_without_loss():
+    pixels = np.arange(2 * 3 * 3).reshape(2, 3, 3)
+    assert (np.asarray(Image.open(io.BytesIO(figures.png(pixels)))) == pixels).all()
 
 
 def test_pictures_stand_side_by_side_with_their_alt_text(monkeypatch):
