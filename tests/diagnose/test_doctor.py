@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from lfhelpers.diagnose import doctor
+from lfhelpers.diagnose import doctor_software
 from lfhelpers.diagnose.doctor import Line, examine, render
 from lfhelpers.errors import LfError
 from lfhelpers.measure import disk, hardware
@@ -64,7 +64,7 @@ def test_this_machine_is_examined_topic_by_topic(tmp_path):
     found = examine(tmp_path)
     assert [line.topic for line in found] == [
         "python", "torch", "driver", "GPUs", "GPU architecture", "NCCL", "DALI", "JupyterLab", "ipykernel",
-        "ipywidgets", "papermill", "cores", "memory", "/dev/shm", "open files", "compiler", "torchrun", "disk"]
+        "ipywidgets", "papermill", "cores", "memory", "/dev/shm", "open files", "compiler", "decoding", "torchrun", "disk"]
     assert all(line.value for line in found)
     assert all(line.fix for line in found if line.ok is False), "a fault without a fix helps nobody"
     by_topic = {line.topic: line for line in found}
@@ -116,7 +116,7 @@ def test_hidden_gpus_are_told_from_broken_ones(gpu_machine, monkeypatch):
     (["sm_80", "compute_80"], (9, 0), True), (["sm_90a"], (9, 0), True), (["sm_120"], (12, 0), True),
     (["sm_100a"], (10, 3), False), ([], (9, 0), False)])
 def test_which_builds_run_on_which_gpu(built, capability, runs):
-    assert doctor._runs(built, capability) is runs
+    assert doctor_software._runs(built, capability) is runs
 
 
 @pytest.mark.parametrize(("package", "topic"), [
@@ -236,3 +236,14 @@ def test_the_default_folder_is_where_runs_lie(monkeypatch, tmp_path):
     monkeypatch.setenv("LFHELPERS_RUNS", str(tmp_path / "not" / "yet"))
     assert examine()[-1] == Line("disk", "could not be measured", False, "no.")
     assert seen == [tmp_path]
+
+
+def test_how_images_are_decoded_is_told(monkeypatch):
+    from lfhelpers.data import resize
+
+    monkeypatch.setattr(resize, "compiled", lambda: None)
+    assert lines()["decoding"].value == "libjpeg-turbo, resized by Pillow" and lines()["decoding"].ok is None
+    monkeypatch.setattr(resize, "compiled", lambda: print)
+    assert lines()["decoding"].ok is True
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    assert (lines()["decoding"].ok, lines()["decoding"].fix[:24]) == (False, "pip install simplejpeg: ")
