@@ -13,7 +13,6 @@ from lfhelpers import runs
 from lfhelpers.errors import LfError, nearest
 
 PLANNED = {
-    "03_compile_and_precision": "What do fewer, larger kernels and other number formats win?",
     "04_ddp_overlap": "How much of the gradients' exchange can hide behind backward?",
     "05_activation_memory": "What does recomputing activations cost, and what does the freed memory win?",
     "06_tuning_and_results": "Which values suit all levers together, and what do they win in the end?",

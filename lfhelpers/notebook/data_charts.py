@@ -103,8 +103,8 @@ def by_workers(lines: Mapping[str, Sequence[tuple[int, float]]], ceiling: float,
                          f"{marked}.", Table.of("Predicted images/s", rows))
 
 
-def starvation(runs: Mapping[str, Mapping[str, Sequence[float]]], queue: str) -> Chart:
-    """When the trainer worked and when it waited, a strip a run, over the batches that lay ready in `queue`.
+def starvation(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> Chart:
+    """When the trainer worked and when it waited, a strip a run, over the batches that lay in its queues.
 
     runs: {label: Meter.series()}. The first batch's wait is the pipeline's start, and not shown.
     """
@@ -116,17 +116,19 @@ def starvation(runs: Mapping[str, Mapping[str, Sequence[float]]], queue: str) ->
         strips.broken_barh([(end - wait, wait) for end, wait in list(zip(at, waits, strict=True))[1:]],
                            (index - 0.32, 0.64), facecolor=WAITS, edgecolor="white", hatch=HATCHES[1], linewidth=0,
                            label="" if index else "waits for data")
-        depths.step(at, series[queue], where="post", color=COLOURS[index % len(COLOURS)], linewidth=1.4, label=label,
+        ahead = [sum(each) for each in zip(*(series[name] for name in series if name not in ("at", "wait_ms")),
+                                               strict=True)]
+        depths.step(at, ahead, where="post", color=COLOURS[index % len(COLOURS)], linewidth=1.4, label=label,
                     linestyle=DASHES[index % len(DASHES)])
         rows.append({"run": label, "batches": len(at), "starved [%]": 100 * sum(waits[1:]) / at[-1],
                      "mean wait [ms]": sum(series["wait_ms"][1:]) / (len(at) - 1),
-                     "batches ready, mean": sum(series[queue][1:]) / (len(at) - 1)})
+                     "batches ahead, mean": sum(ahead[1:]) / (len(at) - 1)})
     strips.set_yticks(range(len(runs)), list(runs))
     strips.invert_yaxis()
     strips.grid(visible=False)
     depths.set_ylim(0)
     depths.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    _named(depths, "time since the first batch [s]", "batches ready")
+    _named(depths, "time since the first batch [s]", "batches ahead")
     depths.legend(loc="center right", frameon=False, fontsize=8.5, ncols=len(runs))
     figure.legend(*strips.get_legend_handles_labels(), loc="outside upper left", ncols=2, frameon=False, fontsize=8.5)
     found = "; ".join(f"{row['run']} {row['starved [%]']:.0f} %" for row in rows)

@@ -26,13 +26,14 @@ SWEPT = record(row("disk, one long read", 3000, "MB/s"), row("sweep_small_files"
                row("sweep_small_files", 600, "images/s"),
                *(row(f"sweep_{size}_{order}", value, "MB/s") for size, order, value in [
                    (100, "block", 900), (100, "global", 700), (1000, "block", 880), (1000, "global", 690)]))
-FED = {"at": [0.0, 0.1, 0.2, 0.3, 0.4], "wait_ms": [80.0, 0.0, 0.0, 0.0, 0.0], "ready": [0.0, 3.0, 3.0, 3.0, 3.0]}
+FED = {"at": [0.0, 0.1, 0.2, 0.3, 0.4], "wait_ms": [80.0, 0.0, 0.0, 0.0, 0.0], "ready": [0.0, 1.0, 1.0, 1.0, 1.0],
+       "decoded": [0.0, 2.0, 2.0, 2.0, 2.0]}
 SLOW = {"at": [0.0, 0.2, 0.4], "wait_ms": [150.0, 100.0, 100.0], "ready": [0.0, 0.0, 1.0]}
 LINES = {"depth 0": [(1, 200.0), (2, 300.0)], "depth 2": [(1, 250.0), (2, 500.0)]}
 CHARTS = {"bars": lambda: data_charts.bars(data_charts.engines(ENGINES)),
           "sizes": lambda: data_charts.shard_sizes(SWEPT),
           "workers": lambda: data_charts.by_workers(LINES, 500.0, {"measured": (2, 450.0)}),
-          "starvation": lambda: data_charts.starvation({"fed": FED, "slow": SLOW}, "ready")}
+          "starvation": lambda: data_charts.starvation({"fed": FED, "slow": SLOW})}
 
 
 @pytest.mark.parametrize(("name", "alt"), [
