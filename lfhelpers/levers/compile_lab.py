@@ -6,7 +6,9 @@ that a decision on a value becomes part of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +52,19 @@ def compiled(blocks: Sequence[nn.Module], inputs: Sequence[Tensor],
     job = recipe("competent", "compile.scope=blocks", "compile.cache=false", *overrides)
     torch.compiler.reset()
     model = nn.Sequential(*blocks)
-    with session(job, torch.device("cpu")) as compilation:
+    with _quiet(), session(job, torch.device("cpu")) as compilation:
         compilation.apply(model, blocks)
         outputs = [model(x) for x in inputs]
         return outputs, compilation.report()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without dynamo's warnings: what they say is in the report, or raised."""
+    log = logging.getLogger("torch._dynamo")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

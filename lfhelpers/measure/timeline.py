@@ -51,15 +51,18 @@ def operators(step: Callable[[], object]) -> list[Span]:
     return sorted(found, key=lambda span: span.start_us)
 
 
-def window(found: Sequence[Span], length_us: float, start_us: float | None = None) -> list[Span]:
-    """What ran in `length_us` from `start_us` after the first beginning on, cut to that time, which begins at 0.
-
-    Without a start: the middle of the step, a window that nobody has chosen.
-    """
-    first, last = min(span.start_us for span in found), max(span.end_us for span in found)
-    begin = first + (max(0.0, (last - first - length_us) / 2) if start_us is None else start_us)
+def window(found: Sequence[Span], length_us: float, start_us: float = 0.0) -> list[Span]:
+    """What ran in `length_us` from `start_us` after the first beginning on, cut to that time, which begins at 0."""
+    begin = min(span.start_us for span in found) + start_us
     return [Span(span.lane, span.name, max(span.start_us - begin, 0.0), min(span.end_us - begin, length_us))
             for span in found if span.start_us < begin + length_us and span.end_us > begin]
+
+
+def typical(found: Sequence[Span], length_us: float) -> list[Span]:
+    """The window of `length_us` whose number of spans is the median of all such windows of the step."""
+    whole = max(span.end_us for span in found) - min(span.start_us for span in found)
+    windows = [window(found, length_us, place * length_us) for place in range(max(1, int(whole / length_us)))]
+    return sorted(windows, key=len)[len(windows) // 2]
 
 
 def merged(found: Iterable[Span]) -> list[tuple[float, float]]:
@@ -84,7 +87,7 @@ def recorded(where: str | None = None) -> Timeline | None:
     try:
         content = orjson.loads(path.read_bytes())
         length = content["window_us"]
-        windows = {label: window([Span(*row) for row in rows], length, 0.0)
+        windows = {label: window([Span(*row) for row in rows], length)
                    for label, rows in content["windows"].items()}
         return Timeline(windows, length, {key: content[key] for key in ("case", "hardware", "versions", "time")})
     except (ValueError, TypeError, KeyError) as error:

@@ -26,7 +26,7 @@ from lfhelpers.notebook.tables import Table
 
 # Okabe and Ito's palette, told apart by colour-blind eyes; yellow is left out, as it vanishes on white.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442")
-HATCHES = ("", "//", "||", "xx", "\\\\", "++", "--", "oo")  # no dots: as SVG they weigh 70 KB
+HATCHES = ("", "//", "||", "xx", "\\\\", "++", "--", "|//")  # no dots or rings: as SVG they weigh 70 KB
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 POINTS = 500

@@ -35,7 +35,7 @@ def ladder_bars(rows: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -
         axes.errorbar(row["value"], place, xerr=[[row["value"] - row["low"]], [row["high"] - row["value"]]],
                       color=INK, capsize=3, linewidth=1)
         axes.text(max(row["high"], row["value"]) + 0.012 * max(times.values()), place, f"{number(row['value'])} ms",
-                  va="center", fontsize=8.5, color=INK)
+                  va="center", fontsize=8.5, color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})
     for index, (name, label) in enumerate(against.items()):
         axes.axvline(times[label], color=INK, linewidth=0.9, linestyle=DASHES[1 + index], zorder=0)
         axes.annotate(name, (times[label], 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom",
@@ -101,13 +101,13 @@ def sweep_lines(lines: Mapping[str, Mapping[int, float]], x_label: str, unit: st
 def magnitudes(values: NDArray[Any], formats: Sequence[Mapping[str, Any]]) -> Chart:
     """How large the non-zero `values` are, by powers of two, under the range of each format {"label", "least", "most"}.
 
-    Below half of `least` a number becomes zero, above `most` infinite.
+    Below half of `least` a number becomes zero, above `most` infinite. The first bar holds all that is smaller too.
     """
     sizes = np.abs(np.asarray(values, dtype=np.float64).ravel())
     sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
     exponents = np.floor(np.log2(sizes)).astype(int)
-    low, high = min(-44, int(exponents.min())) - 2, max(20, int(exponents.max())) + 2
-    shares = 100 * np.bincount(exponents - low, minlength=high - low) / len(exponents)
+    low, high = -46, max(20, int(exponents.max())) + 2
+    shares = 100 * np.bincount(np.maximum(exponents, low) - low, minlength=high - low) / len(exponents)
     figure, axes = blank(height=2.6 + 0.32 * len(formats))
     axes.bar(np.arange(low, high), shares, width=0.9, color=COLOURS[0], align="edge")
     top = shares.max()
@@ -140,6 +140,6 @@ def _last_against(times: Mapping[str, float], against: Mapping[str, str]) -> str
 
 def _kernels_of_ends(tables: Mapping[str, Sequence[Mapping[str, Any]]], totals: Sequence[float]) -> str:
     counts = {rung: sum(group["kernels"] for group in groups) for rung, groups in tables.items()}
-    first, *_, last = counts
-    return (f"{first} runs {counts[first]:,} kernels for {number(totals[0])} ms, "
-            f"{last} {counts[last]:,} for {number(totals[-1])} ms.")
+    found = [f"{rung} runs {count:,} kernels for {number(total)} ms"
+             for (rung, count), total in zip(counts.items(), totals, strict=True)]
+    return f"{'; '.join(dict.fromkeys((found[0], found[-1])))}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from lfhelpers.notebook.tables import Table
 
 LEAST_SHARE = 0.0004
 """Of the window: what is narrower is drawn that wide, or it would not be seen."""
+THICK = 22
+"""Points that a lane is high."""
 
 
 def timeline(windows: Mapping[str, Sequence[Span]], length_us: float) -> Chart:
@@ -26,9 +29,11 @@ def timeline(windows: Mapping[str, Sequence[Span]], length_us: float) -> Chart:
              for label, found in windows.items() for lane in _lanes(found)]
     figure, axes = blank(height=0.9 + 0.5 * len(lanes))
     for place, (_, lane, found) in enumerate(lanes):
-        least = LEAST_SHARE * length_us
-        boxes = [(start / 1e3, max(end - start, least) / 1e3) for start, end in merged(found)]
-        axes.broken_barh(boxes, (place - 0.34, 0.68), color=COLOURS[0 if lane == HOST else 5], linewidth=0)
+        # Thick strokes in one line with gaps: a rectangle each would make the file three times as large.
+        times = [time / 1e3 for start, end in merged(found)
+                 for time in (start, max(end, start + LEAST_SHARE * length_us), math.nan)]
+        axes.plot(times, [place] * len(times), color=COLOURS[0 if lane == HOST else 5], linewidth=THICK,
+                  solid_capstyle="butt")
     axes.set_yticks(range(len(lanes)), [f"{label}: {lane}" for label, lane, _ in lanes])
     axes.set_ylim(len(lanes) - 0.5, -0.5)
     axes.set_xlim(0, length_us / 1e3)

@@ -26,9 +26,9 @@ def test_a_window_is_cut_at_both_ends_and_begins_at_0():
                                               Span("host", "c", 30, 40)]
 
 
-def test_without_a_start_the_window_is_the_steps_middle():
-    assert timeline.window(SPANS, 20) == [Span("stream 7", "b", 0, 20), Span("host", "c", 10, 20)]
-    assert timeline.window(SPANS, 1000, None)[0] == Span("host", "a", 0, 30)
+def test_a_typical_window_is_neither_the_fullest_nor_the_emptiest():
+    assert timeline.typical(SPANS, 25) == [Span("host", "a", 0, 5), Span("stream 7", "b", 15, 25)], "of 1, 2, 2, 1"
+    assert timeline.typical(SPANS, 1000) == timeline.window(SPANS, 1000)
 
 
 def test_times_that_overlap_or_touch_are_joined():

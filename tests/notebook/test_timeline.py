@@ -27,4 +27,4 @@ def test_the_drawing_is_the_same_each_time_and_names_every_lane():
 
 def test_a_window_of_a_thousand_launches_stays_a_small_file():
     crowded = [Span("host", "launch", 4 * place, 4 * place + 3) for place in range(1000)]
-    assert len(svg(timeline({"as found": crowded}, 4000).figure, "t")) < 200_000
+    assert len(svg(timeline({"as found": crowded}, 4000).figure, "t")) < 80_000
