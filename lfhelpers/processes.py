@@ -21,6 +21,8 @@ import psutil
 
 RUN = "LFHELPERS_RUN"  # in the environment of a job's processes: the run folder
 SUPERVISOR = "LFHELPERS_SUPERVISOR"  # likewise: the supervisor's pid:start time
+LEAVE = "LFHELPERS_LEAVE"  # likewise, where a time limit may come: the file whose coming asks ranks to save and leave
+LEFT = 75  # the exit code of ranks, and of a job, that did so (EX_TEMPFAIL of sysexits.h)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_SLACK = 2.0  # seconds; psutil derives the start from the wall clock, which may be set while processes live

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import platform
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from lfhelpers.processes import Member
 from lfhelpers.recipe import Recipe, recipe
 
 STATES = ("running", "done", "failed", "stopped")
+WORDLESS = 60.0  # seconds without a word from other machines, whose clocks may differ, after which a run is over
 
 
 def root() -> Path:
@@ -59,7 +62,7 @@ class Run:
     def status(self) -> dict[str, Any]:
         """state (running, done, failed, stopped), reason, time; a running run whose supervisor is gone is stopped."""
         status = self.read("status.json") or {"state": "stopped", "reason": "no status was written"}
-        if status["state"] == "running" and not _alive(status.get("pid")):
+        if status["state"] == "running" and not self._alive(status):
             return status | {"state": "stopped", "reason": "the job's process is gone; it was killed"}
         return status
 
@@ -100,6 +103,14 @@ class Run:
         rows = [row for row in self.steps() if row["step"] <= last]
         write_atomic(self.path / "steps.jsonl", b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
+
+    def _alive(self, status: dict[str, Any]) -> bool:
+        """By the supervisor's pid; where that is on another machine, by the words that supervisors of several write."""
+        if status.get("host", platform.node()) == platform.node():
+            member = Member.of(status["pid"]) if status.get("pid") else None
+            return member is not None and member.alive
+        words = [path.stat().st_mtime for path in (self.path / "hosts").glob("*.json")]
+        return time.time() - max(words, default=0.0) < WORDLESS
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
@@ -206,8 +217,3 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-
-
-def _alive(pid: int | None) -> bool:
-    member = Member.of(pid) if pid else None
-    return member is not None and member.alive

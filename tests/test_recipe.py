@@ -53,7 +53,8 @@ def test_a_mistake_is_one_sentence_that_names_the_field(override, sentence):
 
 
 @pytest.mark.parametrize(("overrides", "named"), [
-    (["ddp.static_graph=true", "batch.accumulate=2"], ["ddp.static_graph", "batch.accumulate"]),
+    (["ddp.bucket_mb=100", "ddp.bucket_list_mb=[4, 100]"], ["ddp.bucket_mb", "ddp.bucket_list_mb"]),
+    (["ddp.freeze_unused=true", "ddp.find_unused=true"], ["ddp.freeze_unused", "ddp.find_unused"]),
     (["ddp.static_graph=true", "ddp.find_unused=true"], ["ddp.static_graph", "ddp.find_unused"]),
     (["data.pin=false"], ["data.async_copy", "data.pin"]),
     (["workload.tune_language=true", "workload.tune_top_layers=2"],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +42,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "onebit_adam": {"ddp.hook": "onebit_adam"}, "sharded": {"ddp.shard_optimizer": True},
 }
 BASIS = "none"
-WARMUP = 0.2
-"""Share of the steps that PowerSGD and 1-bit Adam exchange whole, where a variant doesn't say otherwise."""
 TAIL = 0.1
 """Share of the steps, the last ones, over which loss, bytes and time are taken."""
 _RESULT = "hooks.json"
@@ -80,13 +78,6 @@ def compare(hooks: Sequence[str] = tuple(VARIANTS), steps: int = 200, job: Recip
     return _rows(run.read(_RESULT))
 
 
-def variants(job: Recipe, names: Iterable[str]) -> dict[str, Recipe]:
-    """The recipes of the variants, with warm-ups that fit the steps."""
-    warmup = max(2, round(WARMUP * job.steps))
-    return {name: job.with_(**VARIANTS[name], **{"ddp.powersgd_start": warmup, "ddp.onebit_warmup": warmup})
-            for name in names}
-
-
 def main() -> None:
     """What runs as each rank: `python -m lfhelpers.bench.hooks RUN_FOLDER NAMES...`; rank 0 writes the result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -101,7 +92,7 @@ def main() -> None:
     loader = make_loader(job, Manifest.load(str(job.data.path), cache_gb=job.data.cache_gb), plan, workload.fields,
                          workload.sample, ranks.rank, start=0, stop=job.steps)
     with loader, joined(ranks), arithmetic(job.precision.mode, ranks.device), ExitStack() as stack:
-        sides = {name: _Side(each, ranks, stack) for name, each in variants(job, options.names).items()}
+        sides = {name: _Side(job.with_(**VARIANTS[name]), ranks, stack) for name in options.names}
         feed = Feed(iter(loader), plan, workload, ranks, StepClock(ranks.device), job, 0)
         for step in tqdm(range(job.steps), desc="hooks", disable=None):
             pairs = [next(feed) for _ in range(plan.micro_batches(step))]

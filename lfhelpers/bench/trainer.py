@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from lfhelpers.errors import LfError
+from lfhelpers.levers import overlap
 from lfhelpers.levers.compile import session
 from lfhelpers.levers.frozen import Pair
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.recipe import Recipe
 from lfhelpers.train.assemble import assemble, stream
 from lfhelpers.train.captured import CapturedStep, make_step
+from lfhelpers.train.checkpoint import bare
 from lfhelpers.train.precision import arithmetic
-from lfhelpers.train.ranks import identify
+from lfhelpers.train.ranks import Ranks, identify
+from lfhelpers.train.step import Step
 from lfhelpers.workloads.base import Batch, Workload, find
 
 BATCHES = 3
@@ -26,21 +30,39 @@ BATCHES = 3
 class Trainer:
     """Builds the recipe's model and step; `run` makes steps, `close` frees what it can."""
 
-    def __init__(self, job: Recipe) -> None:
+    def __init__(self, job: Recipe, ranks: Ranks | None = None) -> None:
+        """ranks: who this process is, by default as torchrun says; with more than one the group must stand."""
         self.job = job
-        self.ranks = identify(job.device)
+        self.ranks = ranks or identify(job.device)
         self.workload = find(job)
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(arithmetic(job.precision.mode, self.ranks.device))
-        self.compilation = self._stack.enter_context(session(job, self.ranks.device))
+        self.compilation = self._stack.enter_context(session(job, self.ranks.device, self.ranks.first))
         self._stream = stream(job, self.ranks)
         with self._stream:
             self.parts = assemble(job, self.ranks, self.workload, self.compilation)
             self.parts.model.train()
             self.pairs = endless(self.workload, job, self.ranks.device)
-            self.step = make_step(job, self.workload, self.parts.model, self.parts.optimizer, self.parts.precision,
-                                  self.ranks, StepClock(self.ranks.device))
+            self.step = self._made()
         self.done = 0
+
+    def rewrap(self, limits: Sequence[float]) -> None:
+        """Wrap the model in DDP anew, with buckets of these limits in MiB.
+
+        Weights, the optimizer's state and compiled blocks go on; a CUDA graph is recorded again.
+        """
+        self.job = self.job.with_(**{"ddp.bucket_mb": None, "ddp.bucket_list_mb": tuple(limits)})
+        with self._ordered():
+            model = bare(self.parts.model)
+            for parameter in model.parameters():
+                parameter.grad = None  # a view into the old buckets
+            del self.step
+            self.parts = self.parts._replace(model=model)
+            gc.collect()  # the old DDP's hooks go with it
+            self.parts = self.parts._replace(model=overlap.wrap(self.job, model, self.ranks.device))
+            if self.parts.exchange is not None:
+                self.parts.exchange.attach(self.parts.model)
+            self.step = self._made()
 
     def run(self, steps: int) -> torch.Tensor:
         """Make steps without waiting for the device; VALUES of the last one, until the next call."""
@@ -51,6 +73,10 @@ class Trainer:
                 self.done += 1
                 self.compilation.after_step(self.done)
         return values
+
+    def _made(self) -> Step | CapturedStep:
+        return make_step(self.job, self.workload, self.parts.model, self.parts.optimizer, self.parts.precision,
+                         self.ranks, StepClock(self.ranks.device))
 
     @contextlib.contextmanager
     def _ordered(self) -> Iterator[None]:

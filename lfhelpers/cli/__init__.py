@@ -12,6 +12,7 @@ from rich.table import Table
 
 from lfhelpers.cli.bench import bench_app
 from lfhelpers.cli.data import data_app
+from lfhelpers.cli.diagnose import diagnose as diagnose_command
 from lfhelpers.errors import LfError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -20,6 +21,7 @@ recipe_app = typer.Typer(no_args_is_help=True, help="Show and compare recipes.")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
+app.command("diagnose")(diagnose_command)
 
 Overrides = Annotated[list[str] | None, typer.Argument(
     help="recipe=NAME or FILE.toml, and fields to change: workload.size=small batch.micro=32", show_default=False)]
@@ -32,17 +34,35 @@ def launch(
     steps: Annotated[int | None, typer.Option(help="Optimizer steps; the same as steps=N.")] = None,
     resume: Annotated[str | None, typer.Option(help="A run to continue from its newest checkpoint.")] = None,
     port: Annotated[int | None, typer.Option(help="Where the ranks meet; a free port if none is given.")] = None,
+    profile: Annotated[bool, typer.Option(help="Record three of the last steps: log.profile=true.")] = False,
+    hosts: Annotated[str | None, typer.Option(help="a,b: prints what to run on each; --nproc counts on each.")] = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit to Slurm; --nproc counts on each node.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Slurm: nodes.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="Slurm: GPUs a node, a rank each; 0: on CPUs.")] = 0,
+    time: Annotated[str, typer.Option(help="Slurm: time limit, at which the job is queued again.")] = "1:00:00",
+    sbatch: Annotated[list[str] | None, typer.Option(help="Slurm: an option more, as --sbatch=--partition=x.")] = None,
 ) -> None:
     """Train a recipe in a run folder of its own, through torchrun, and show where its steps' time went."""
     from lfhelpers.diagnose import diagnose
     from lfhelpers.launch import launch as start
     from lfhelpers.runs import load
 
-    changes = [*(overrides or []), *([f"steps={steps}"] if steps is not None else [])]
+    changes = [*(overrides or []), *([f"steps={steps}"] if steps is not None else []),
+               *(["log.profile=true"] if profile else [])]
     job = load(resume).recipe if resume and not changes else _recipe(changes)
-    run = start(job, nproc, resume=resume, port=port)
-    print(diagnose(run).table())
+    if slurm:
+        from lfhelpers.launch.slurm import Request, job_of, submit
+
+        run = submit(job, Request(nodes, gpus_per_node or nproc, time, gpus_per_node > 0, options=tuple(sbatch or ())),
+                     resume=resume)
+        print(f"Slurm job {job_of(run)}; follow it with: lfhelpers watch {run.id}")
+    else:
+        run = start(job, nproc, hosts=hosts.split(",") if hosts else None, resume=resume, port=port)
+    if done := run.status["state"] == "done":  # else it is still to come
+        print(diagnose(run).table())
     print(f"run folder: {run.path}")
+    if done and run.recipe.log.profile:
+        print(f"traces: lfhelpers diagnose {run.id}")
 
 
 @app.command()
@@ -65,8 +85,11 @@ def runs(count: Annotated[int, typer.Option(help="How many of the newest to list
 def watch(run: Annotated[str, typer.Argument(help="A run's name, or part of it.")]) -> None:
     """Follow a running job from another shell; it is not touched."""
     from lfhelpers.launch import watch as follow
+    from lfhelpers.launch.slurm import wait
+    from lfhelpers.runs import load
 
-    follow(run)
+    found = load(run)
+    wait(found, watch=True) if found.read("slurm.json") else follow(found)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lfhelpers.launch import network
 from lfhelpers.measure import hardware
 
 Answer = tuple[str, bool | None, str]
@@ -150,6 +151,6 @@ def importable(name: str) -> Any:
 
 CHECKS: dict[str, Callable[[], Answer]] = {
     "python": _python, "torch": _torch, "driver": _driver, "GPUs": _gpus, "GPU architecture": _capability,
-    "NCCL": _nccl, "DALI": _dali, "JupyterLab": _jupyterlab, "ipykernel": lambda: _part("ipykernel"),
-    "ipywidgets": _widgets, "papermill": lambda: _part("papermill"),
+    "NCCL": _nccl, "NCCL settings": network.verdict, "DALI": _dali, "JupyterLab": _jupyterlab,
+    "ipykernel": lambda: _part("ipykernel"), "ipywidgets": _widgets, "papermill": lambda: _part("papermill"),
 }

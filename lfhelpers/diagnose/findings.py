@@ -161,12 +161,16 @@ def _host_reads(report: StepReport) -> Finding | None:
 def _communication(report: StepReport) -> Finding | None:
     if report.percent["communication"] < COMMUNICATION_SHARE:
         return None
-    ddp = report.job.ddp
-    remedy = "ddp.find_unused=false" if ddp.find_unused else "ddp.bucket_mb=100" if ddp.bucket_mb is None else \
+    ddp, evidence = report.job.ddp, (f"{report.ms['communication']:.1f} ms of the exchange of gradients between "
+                                     f"{report.ranks} ranks aren't hidden behind backward")
+    waiting, transfer = (report.communication.get(key, 0.0) for key in ("waiting_ms", "transfer_ms"))
+    default = ddp.bucket_mb is None and not ddp.bucket_list_mb
+    remedy = "ddp.find_unused=false" if ddp.find_unused else "ddp.bucket_mb=100" if default else \
         "batch.accumulate: exchange gradients once for more samples"
-    return Finding("communication", report.percent["communication"],
-                   f"{report.ms['communication']:.1f} ms of the exchange of gradients between {report.ranks} ranks "
-                   "aren't hidden behind backward", remedy)
+    if waiting > transfer:
+        evidence += f", {waiting:.1f} ms of them waiting for late ranks, which no bucket size shortens"
+        remedy = "find what makes ranks late: their data wait, cores and clocks"
+    return Finding("communication", report.percent["communication"], evidence, remedy)
 
 
 def _optimizer(report: StepReport) -> Finding | None:

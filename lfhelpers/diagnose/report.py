@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lfhelpers.diagnose.findings import Finding, find
 from lfhelpers.errors import LfError
-from lfhelpers.levers import compile_health
+from lfhelpers.levers import compile_health, slow_link
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run, timed
 
@@ -44,6 +44,10 @@ class StepReport:
     utilisation: Mapping[str, Any]
     probe: Mapping[str, Any] | None
     notes: tuple[str, ...]
+    link: str | None = None
+    """What stands over every table where the link between ranks was slowed; None for a native one."""
+    communication: Mapping[str, Any] = field(default_factory=dict)
+    """Exposed exchange in ms as `transfer_ms` + `waiting_ms`, `buckets_mb`, `giants`, `source`; {} for one rank."""
 
     @classmethod
     def from_run(cls, run: Run) -> StepReport:
@@ -59,7 +63,8 @@ class StepReport:
         return cls(run.id, state, run.recipe, summary["device"], summary["hardware"], summary["ranks"],
                    summary["steps"]["timed"], summary["step_ms"], ms, percents(ms), summary["samples_per_s"],
                    summary["host_ms"], summary["ranks_ms"], summary["mfu"], summary["utilisation"], probe,
-                   tuple(_notes(run, state, summary, probe)))
+                   tuple(_notes(run, state, summary, probe)), slow_link.header(summary),
+                   summary.get("communication", {}))
 
     @property
     def findings(self) -> list[Finding]:
@@ -109,8 +114,9 @@ class StepReport:
                  f"{self.ranks} rank(s) x micro {batch.micro} x accumulate {batch.accumulate}",
                  f"{step['mean']:.1f} ms a step (median {step['median']:.1f}, p95 {step['p95']:.1f}), "
                  f"{self.samples_per_s:.1f} samples/s; MFU: {utilised}{self.mfu['convention']}", *_aligned(self.rows())]
+        lines += [_exchange(self.communication)] if self.communication else []
         lines += [f"{rank}. {finding}" for rank, finding in enumerate(self.findings, 1)]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*([self.link] if self.link else []), *lines, *(f"note: {note}" for note in self.notes)])
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class Comparison:
 
     def __str__(self) -> str:
         heads = [f"{name}: run {report.run} ({report.job.name}), {report.samples_per_s:.1f} samples/s"
-                 for name, report in (("a", self.a), ("b", self.b))]
+                 + (f"; {report.link}" if report.link else "") for name, report in (("a", self.a), ("b", self.b))]
         return "\n".join([*heads, *_aligned(self.rows()), f"b trains {self.speedup:.2f} times as many samples/s as a "
                           "(two single runs, not interleaved, so without an interval)"])
 
@@ -169,6 +175,15 @@ def _from_steps(run: Run) -> dict[str, Any]:
         "host_ms": statistics.fmean(row["host_ms"] for row in rows), "ranks_ms": {},
         "mfu": {"value": None, "convention": "not known before the run has ended"}, "utilisation": {},
     }
+
+
+def _exchange(found: Mapping[str, Any]) -> str:
+    """'exchange: 3.1 ms exposed, 2.5 of it transfer and 0.6 waiting for late ranks (DDP's timers); 4 buckets ...'."""
+    sizes, giants = found.get("buckets_mb", []), found.get("giants", [])
+    buckets = f"; {len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB" if sizes else ""
+    giant = f"; {giants[0]['name']}, {giants[0]['mb']:.0f} MiB, can't be split" if giants else ""
+    return (f"exchange: {found['exposed_ms']:.1f} ms exposed, {found['transfer_ms']:.1f} of it transfer and "
+            f"{found['waiting_ms']:.1f} waiting for late ranks ({found['source']}){buckets}{giant}")
 
 
 def _notes(run: Run, state: str, summary: Mapping[str, Any], probe: Any) -> list[str]:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import IO
 
 from lfhelpers import processes, runs
 from lfhelpers.errors import LfError
 from lfhelpers.launch import checks
+from lfhelpers.launch import hosts as several
 from lfhelpers.launch.failures import ending, log_tail
+from lfhelpers.launch.hosts import Place
 from lfhelpers.launch.watch import follow, last_step, screen, silent, status_line, watch
 from lfhelpers.recipe import Recipe, diff
 from lfhelpers.runs import Run
 
-__all__ = ["Job", "LaunchError", "launch", "start", "status_line", "watch"]
+__all__ = ["Job", "LaunchError", "launch", "start", "status_line", "watch", "written"]
 
 STOP = 15.0  # seconds after which a supervisor that does not end its job is ended itself
 _running: set[Job] = set()  # keeps dropped Jobs: their pipe is what keeps the job alive
@@ -93,31 +97,39 @@ class Job:
         self.poll()
 
 
-def launch(job: Recipe, nproc: int = 1, *, resume: Run | str | None = None, watch: bool = True, port: int | None = None,
-           module: str = "lfhelpers.train", args: list[str] | None = None) -> Run:
+def launch(job: Recipe, nproc: int = 1, *, hosts: Sequence[str] | None = None, resume: Run | str | None = None,
+           watch: bool = True, port: int | None = None, module: str = "lfhelpers.train",
+           args: list[str] | None = None) -> Run:
     """Run `job` on `nproc` ranks to its end and return its run; raises LaunchError with the first failing rank's words.
 
     Ranks run `python -m module RUN_FOLDER [--resume] *args`. Jupyter's Stop, or Ctrl-C, ends all of it within 5 s and
     raises KeyboardInterrupt.
+
+    hosts: names of several hosts that share the folder of runs, each to have `nproc` ranks. What to run on each is
+    printed, and kept in the run folder as hosts/commands.txt; where this machine is one of them its part is started.
+    Where it is none, the run is returned at once, to be watched.
     """
-    return start(job, nproc, resume=resume, port=port, module=module, args=args).wait(watch)
+    if hosts and several.here(hosts) is None:
+        return written(job, nproc, hosts, resume=resume, port=port, module=module, args=args)
+    return start(job, nproc, hosts=hosts, resume=resume, port=port, module=module, args=args).wait(watch)
 
 
-def start(job: Recipe, nproc: int = 1, *, resume: Run | str | None = None, port: int | None = None,
-          module: str = "lfhelpers.train", args: list[str] | None = None) -> Job:
-    """Start `job` and return at once; it ends with this process and with Jupyter's Stop. LfError if it can't start."""
-    checks.check(job, nproc, port)
-    resumed = _resumed(resume, job) if resume is not None else None
-    runs.make_root()  # before a dataset may be rendered for a run that then has no place
-    if module == "lfhelpers.train":
-        from lfhelpers.launch.prepare import prepare  # here: every rank imports this package before its death watch
+def start(job: Recipe, nproc: int = 1, *, hosts: Sequence[str] | None = None, resume: Run | str | None = None,
+          port: int | None = None, module: str = "lfhelpers.train", args: list[str] | None = None) -> Job:
+    """Start `job` and return at once; it ends with this process and with Jupyter's Stop. LfError if it can't start.
 
-        job = prepare(job, nproc)
-    run = resumed or runs.create(job)
+    With `hosts` (see launch) this machine must be one of them.
+    """
+    node = _node(hosts) if hosts else None
+    checks.check(job, nproc, port if not node else None)
+    run, ranks = _prepared(job, nproc, len(hosts or [""]), resume, module, args)
     meet = [] if port is None else ["--port", str(port)]
-    again = [] if resume is None else ["--resume"]
+    if hosts:
+        places = _places(hosts, port or (several.PORT if node else checks.free_port()))
+        _hand_out(run, places, nproc, ranks, node)
+        meet = places[node or 0].options()
     command = [sys.executable, "-m", "lfhelpers.launch.supervisor", str(run.path), "--nproc", str(nproc), *meet, "--",
-               module, str(run.path), *again, *(args or [])]
+               *ranks]
     try:
         # Until the supervisor writes its own, this process stands for the job, so that the run never looks dead.
         run.set_status("running", "starting", pid=os.getpid())
@@ -129,12 +141,58 @@ def start(job: Recipe, nproc: int = 1, *, resume: Run | str | None = None, port:
         raise LfError(f"the job can't be started in {run.path}: {error.strerror}.") from error
 
 
+def written(job: Recipe, nproc: int, hosts: Sequence[str], *, resume: Run | str | None = None, port: int | None = None,
+            module: str = "lfhelpers.train", args: list[str] | None = None) -> Run:
+    """A run for several hosts, none of it started: prints what to run on each."""
+    several.check(hosts)
+    run, ranks = _prepared(job, nproc, len(hosts), resume, module, args)
+    run.set_status("stopped", f"not started yet: waits for {', '.join(hosts)}")
+    _hand_out(run, _places(hosts, port or several.PORT), nproc, ranks, None)
+    return run
+
+
+def _node(hosts: Sequence[str]) -> int:
+    """Which of the hosts this one is. Raises LfError where it is none."""
+    several.check(hosts)
+    if (node := several.here(hosts)) is None:
+        raise LfError(f"this machine is none of the hosts {', '.join(hosts)}; start the job on one of them, or have "
+                      "launch() print what to run on each.")
+    return node
+
+
+def _places(hosts: Sequence[str], port: int) -> list[Place]:
+    start = secrets.token_hex(4)
+    return [Place(tuple(hosts), node, port, start) for node in range(len(hosts))]
+
+
+def _hand_out(run: Run, places: list[Place], nproc: int, ranks: list[str], started: int | None) -> None:
+    """Print what to run on each host, and keep it in the run folder."""
+    text = several.instructions(run, places, nproc, ranks, started)
+    (run.path / "hosts").mkdir(exist_ok=True)
+    runs.write_atomic(run.path / "hosts" / "commands.txt", f"{text}\n".encode())
+    print(text, flush=True)
+
+
+def _prepared(job: Recipe, nproc: int, hosts: int, resume: Run | str | None, module: str,
+              args: list[str] | None) -> tuple[Run, list[str]]:
+    """The run's folder, and what each rank runs: a module and its arguments."""
+    known = resumed(resume, job) if resume is not None else None
+    runs.make_root()  # before a dataset may be rendered for a run that then has no place
+    if module == "lfhelpers.train":
+        from lfhelpers.launch.prepare import prepare  # here: every rank imports this package before its death watch
+
+        job = prepare(job, nproc, hosts)
+    run = known or runs.create(job)
+    again = [] if resume is None else ["--resume"]
+    return run, [module, str(run.path), *again, *(args or [])]
+
+
 def _supervisor(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """The supervisor, in this process group, its stdin held by this process, its output in a file that can't break."""
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
 
-def _resumed(resume: Run | str, job: Recipe) -> Run:
+def resumed(resume: Run | str, job: Recipe) -> Run:
     """The run to go on with; raises LfError while it runs, or where `job` is not its recipe."""
     run = runs.load(resume)
     if run.status["state"] == "running":

@@ -6,8 +6,10 @@ holds GPU memory and spoils the job's figures.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import random
 import socket
 
 import pynvml
@@ -42,6 +44,15 @@ def check_port(port: int) -> None:
         except OSError as error:
             why = "is already in use" if error.errno == errno.EADDRINUSE else f"can't be used ({error.strerror})"
             raise LfError(f"port {port} {why}; give another, or none to have a free one chosen.") from error
+
+
+def free_port() -> int:
+    """A TCP port on which nobody listens now, below those that the system hands out by itself."""
+    for port in random.sample(range(20000, 32000), 100):
+        with contextlib.suppress(LfError):
+            check_port(port)
+            return port
+    raise LfError("no free TCP port was found from 20000 to 32000; give one with port=.")
 
 
 def visible_gpus() -> tuple[int, str]:

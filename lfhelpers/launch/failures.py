@@ -39,6 +39,8 @@ class Failure:
     """One line."""
     report: str
     """What the user reads: an LfError's sentence alone, or the rank's traceback and where to look further."""
+    symptom: bool = False
+    """No rank says more than that it lost a peer, or was told to end: the cause lies elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,17 @@ def first(run: Run, exit_code: int) -> Failure:
     """The failure that ended a run whose torchrun ended with `exit_code`."""
     deaths = sorted(_deaths(run.path / "logs"), key=lambda death: death.order)
     if not deaths:
-        tail = log_tail(run.path / "logs" / "torchrun.log")
+        tail = [line for path in sorted((run.path / "logs").glob("torchrun*.log")) for line in log_tail(path)]
         reason = f"torchrun {ending(exit_code)}" + (f": {tail[-1]}" if exit_code > 0 and tail else "")
         return Failure(None, exit_code, reason, "\n".join([f"{reason}.", "", *tail]))
     cause, *others = deaths
+    symptom = cause.order[0] > 0
     if cause.message and cause.message.get("sentence"):
         return Failure(cause.rank, cause.exit_code, cause.message["sentence"], cause.message["sentence"])
     what = cause.message["message"].strip() if cause.message else ending(cause.exit_code)
     colon = ":" if cause.message else ""
     reason = f"rank {cause.rank}{colon} {what.splitlines()[0] if what else ''}"
-    return Failure(cause.rank, cause.exit_code, reason, _report(run, cause, others))
+    return Failure(cause.rank, cause.exit_code, reason, _report(run, cause, others), symptom)
 
 
 def ending(exit_code: int) -> str:
@@ -106,15 +109,19 @@ def _report(run: Run, cause: _Death, others: list[_Death]) -> str:
 
 
 def _deaths(logs: Path) -> list[_Death]:
-    torchrun = logs / "torchrun.log"
-    summary = torchrun.read_text(errors="replace") if torchrun.exists() else ""
-    codes = {int(rank): (int(code), _seconds(when, int(code))) for when, rank, code in _SUMMARY.findall(summary)}
-    records = {int(path.parent.name): path for path in (logs / "torchrun").glob("*/attempt_*/*/error.json")}
+    """All that is known of ranks that did not end well, of every host of the run."""
+    summaries = "".join(path.read_text(errors="replace") for path in logs.glob("torchrun*.log"))
+    codes = {int(rank): (int(code), _seconds(when, int(code))) for when, rank, code in _SUMMARY.findall(summaries)}
+    records: dict[int, tuple[dict[str, Any] | None, float]] = {}
+    for path in logs.glob("torchrun*/*/attempt_*/*/error.json"):
+        message = _record(path)
+        rank = (message or {}).get("rank", path.parent.name)  # the folder has the number on its host
+        records[int(rank)] = message, path.stat().st_mtime
     deaths = []
     for rank in codes.keys() | records.keys():
         code, when = codes.get(rank, (1, 0.0))
-        message = _record(records[rank]) if rank in records else None
-        deaths.append(_Death(rank, code, records[rank].stat().st_mtime if message else when, message))
+        message, written = records.get(rank, (None, 0.0))
+        deaths.append(_Death(rank, code, written if message else when, message))
     return deaths
 
 

@@ -21,10 +21,11 @@ FIND = "lfhelpers.workloads.base:find"
 """What makes a recipe's workload, for the process that measures engines."""
 
 
-def prepare(job: Recipe, nproc: int) -> Recipe:
-    """The recipe with absolute paths, after cheap checks; says what each epoch reads, pads or drops on `nproc` ranks.
+def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Recipe:
+    """The recipe with absolute paths, after cheap checks; says what each epoch reads, pads or drops on all ranks.
 
-    The default dataset is rendered on first use, and the engine `auto` becomes the one that is the fastest here.
+    The default dataset is rendered on first use, and the engine `auto` becomes the one that is the fastest here for
+    `nproc` ranks; with choose=False it stays, for a machine like those that the job will run on.
 
     Raises LfError for a size that doesn't exist and for a folder that is missing or doesn't match its manifest.
     """
@@ -37,9 +38,9 @@ def prepare(job: Recipe, nproc: int) -> Recipe:
     given = job.data.path
     place = given if given and is_address(given) else str(Path(given).absolute() if given else default_folder())
     manifest = Manifest.load(place, cache_gb=job.data.cache_gb)
-    print(make_plan(job, manifest, nproc).describe(), flush=True)
+    print(make_plan(job, manifest, nproc * hosts).describe(), flush=True)
     job = job.with_(**{"data.path": place, "workload.use": _located(job.workload.use)})
-    return choice.decide(job, nproc, FIND)
+    return choice.decide(job, nproc, FIND) if choose else job
 
 
 def _located(use: str) -> str:

@@ -73,8 +73,8 @@ def _own_traceback(error: Exception) -> str:
 
 
 def _record(error: Exception, text: str) -> None:
-    """The exception in torchelastic's error file, with one field more: the sentence of an LfError."""
-    record = {"message": f"{type(error).__name__}: {error}",
+    """The exception in torchelastic's error file, with two fields more: the rank, and the sentence of an LfError."""
+    record = {"message": f"{type(error).__name__}: {error}", "rank": int(os.environ["RANK"]),
               "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))},
               "sentence": str(error) if isinstance(error, LfError) else None}
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):

@@ -1,14 +1,19 @@
 """Between the notebook and torchrun: it ends the whole job when its launcher is gone or a signal comes.
 
-`python -m lfhelpers.launch.supervisor RUN_FOLDER --nproc N [--port P] -- MODULE ARGS...`
+`python -m lfhelpers.launch.supervisor RUN_FOLDER --nproc N [--port P] [--hosts A,B --node I] -- MODULE ARGS...`
 
 The launcher holds the other end of this program's stdin. However the launcher dies, also by KILL, the pipe closes, and
 the job is ended: TERM to torchrun, which forwards it, then KILL by pid and start time for what is left after GRACE
 seconds. If this program itself is killed, the system kills torchrun, and with it the ranks. It stays in the launcher's
 process group, so that Jupyter's Stop button reaches it; torchrun gets a session of its own, so that Stop does not
-reach it past this program.
+reach it past this program. With --detached nobody holds its stdin: a shell on another host, or Slurm, started it.
 
-Exit codes: 0 done, 1 failed, 2 not started, 130 stopped. It imports no torch, so that it listens early.
+With --hosts it is one of several, which look after each other (hosts.py). With --limit a time limit may come: USR1 then
+asks the ranks to write a checkpoint and leave. Slurm sends signals to every process of a job, so torchrun and all below
+it ignore USR1, and ranks look for a file instead.
+
+Exit codes: 0 done, 1 failed, 2 not started, 75 left before a time limit, 130 stopped. It imports no torch, so that it
+listens early.
 """
 
 from __future__ import annotations
@@ -16,16 +21,21 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import platform
 import select
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import uuid
 from pathlib import Path
 
 from lfhelpers import processes
 from lfhelpers.errors import LfError
-from lfhelpers.launch import checks, failures
+from lfhelpers.launch import checks, failures, network
+from lfhelpers.launch.hosts import Crew, Place
 from lfhelpers.launch.watch import last_step
 from lfhelpers.runs import Run
 
@@ -35,57 +45,86 @@ DONE, FAILED, REFUSED, STOPPED = 0, 1, 2, 130
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one job to its end and leave its status in the run folder; returns the exit code."""
+    """Run one job, or one host's part of it, to its end and leave its status in the run folder; returns the exit code.
+    """
     job = _parser().parse_args(argv)
     run = Run(Path(job.run).absolute())
-    wake = _listen()
+    ears = Ears(job.detached, job.limit)
+    crew = Crew(run, Place(tuple(job.hosts.split(",")), job.node, job.port, job.start)) if job.hosts else None
     try:
-        if job.port is not None:
-            checks.check_port(job.port)
+        why, exit_code = _prepare(run, job, crew, ears), -signal.SIGTERM
+        if why is None:
+            why, exit_code = _run(run, job, crew, ears)
     except LfError as error:
         print(error, file=sys.stderr)
-        return REFUSED
+        return _refuse(run, crew, error)
+    finally:
+        ears.close()
+    return settle_all(run, crew, why, exit_code) if crew else settle(run, why, exit_code)
+
+
+def _prepare(run: Run, job: argparse.Namespace, crew: Crew | None, ears: Ears) -> str | None:
+    """Look at the port and wait for the other hosts; a reason to end, if one came meanwhile. LfError: not started."""
+    if job.port is not None and job.node == 0:
+        checks.check_port(job.port)
+    if crew is None:
+        return None
+    if crew.place.node == 0:
+        run.set_status("running", "waiting for the other hosts", pid=os.getpid(), host=platform.node())
+    return crew.meet(lambda: ears.hear(0.2))
+
+
+def _run(run: Run, job: argparse.Namespace, crew: Crew | None, ears: Ears) -> tuple[str | None, int]:
+    """Run torchrun to its end; (what ended it from outside, its exit code)."""
     processes.adopt_orphans()
-    torchrun = start_torchrun(run, job.nproc, job.port, [job.module, *job.args])
+    torchrun = start_torchrun(run, job.nproc, job.port, [job.module, *job.args], crew.place if crew else None,
+                              ears.leave)
     top, known = processes.Member.of(torchrun.pid), set[processes.Member]()
     assert top is not None  # a child that nobody has waited for keeps its pid
     try:
-        run.set_status("running", pid=os.getpid(), nproc=job.nproc)
-        why = wait(torchrun, wake, known)
+        if crew is None or crew.place.node == 0:
+            run.set_status("running", pid=os.getpid(), nproc=job.nproc, **({"host": platform.node()} if crew else {}))
+        why = wait(torchrun, ears, known, crew)
     finally:
         left = processes.end_tree(top, known, GRACE, search=os.getpid())
     if left:
         print(f"still alive after KILL: {', '.join(str(member.pid) for member in left)}", file=sys.stderr)
-    return settle(run, why, torchrun.wait() if top not in left else -signal.SIGKILL)
+    return why, torchrun.wait() if top not in left else -signal.SIGKILL
 
 
-def start_torchrun(run: Run, nproc: int, port: int | None, module: list[str]) -> subprocess.Popen[bytes]:
-    """torchrun in a session of its own, with its output in logs/torchrun.log; `module` is a name and its arguments."""
+def start_torchrun(run: Run, nproc: int, port: int | None, module: list[str], place: Place | None = None,
+                   leave: Path | None = None) -> subprocess.Popen[bytes]:
+    """torchrun in a session of its own; `module` is a name and its arguments.
+
+    Its command and output go to logs/torchrun.log, on the hosts after the first to logs/torchrun-NODE.log.
+    """
+    name = f"torchrun-{place.node}" if place and place.node else "torchrun"
     logs = run.path / "logs"
-    shutil.rmtree(logs / "torchrun", ignore_errors=True)  # error files of an earlier start of this run
-    meet = ["--standalone"] if port is None else ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    command = [sys.executable, "-m", "torch.distributed.run", *meet, "--local-addr=127.0.0.1",
-               f"--nproc-per-node={nproc}", f"--log-dir={logs / 'torchrun'}", "-m", "lfhelpers.launch.rank", *module]
-    with (logs / "torchrun.log").open("wb") as log:
-        return subprocess.Popen(command, env=_environment(run, nproc), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                start_new_session=True,
-                                preexec_fn=functools.partial(processes.die_with_parent, os.getpid()))
+    shutil.rmtree(logs / name, ignore_errors=True)  # error files of an earlier start of this run
+    meet = place.torchrun() if place else [
+        *(["--standalone"] if port is None else ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={port}"]),
+        "--local-addr=127.0.0.1"]
+    near, reason = network.numa_options(nproc, run.recipe.device)
+    command = [sys.executable, "-m", "torch.distributed.run", *meet, *near, f"--nproc-per-node={nproc}",
+               f"--log-dir={logs / name}", "-m", "lfhelpers.launch.rank", *module]
+    with (logs / f"{name}.log").open("wb") as log:
+        log.write(f"$ {shlex.join(command)}\n{reason}\n".encode())
+        log.flush()
+        return subprocess.Popen(command, env=_environment(run, nproc, place, leave), stdin=subprocess.DEVNULL,
+                                stdout=log, stderr=log, start_new_session=True,
+                                preexec_fn=functools.partial(_under, os.getpid(), leave is not None))
 
 
-def wait(torchrun: subprocess.Popen[bytes], wake: int, known: set[processes.Member]) -> str | None:
+def wait(torchrun: subprocess.Popen[bytes], ears: Ears, known: set[processes.Member],
+         crew: Crew | None = None) -> str | None:
     """Wait for torchrun's end (None) or for a reason to end it; `known` is filled with the tree's members."""
-    parent, me = os.getppid(), os.getpid()
+    me = os.getpid()
     while torchrun.poll() is None:
-        readable, _, _ = select.select([0, wake], [], [], LOOK)
-        if wake in readable:
-            for number in os.read(wake, 64):
-                if number != signal.SIGCHLD:
-                    return f"the supervisor got {signal.Signals(number).name}"
-        # A process forked from the launcher may hold the pipe open after the launcher's death: hence the second look.
-        if (0 in readable and not os.read(0, 4096)) or os.getppid() != parent:
-            return "the process that launched it is gone"
+        if why := ears.hear(LOOK) or (crew.lost() if crew else None):
+            return why
         known |= processes.descendants(me)
-    return None
+    # Slurm tells ranks and this program at once that they must end, and ranks may be quicker.
+    return ears.hear(0.2) if ears.detached and torchrun.returncode else None
 
 
 def settle(run: Run, why: str | None, exit_code: int) -> int:
@@ -97,11 +136,76 @@ def settle(run: Run, why: str | None, exit_code: int) -> int:
         run.set_status("done")
         return DONE
     failure = failures.first(run, exit_code)
+    if failure.exit_code == processes.LEFT:
+        step = last_step(run)
+        run.set_status("stopped", f"left before the time limit, with a checkpoint of step {step}", step=step)
+        return processes.LEFT
     run.set_status("failed", failure.reason, rank=failure.rank, exit_code=failure.exit_code, report=failure.report)
     return FAILED
 
 
-def _environment(run: Run, nproc: int) -> dict[str, str]:
+def settle_all(run: Run, crew: Crew, why: str | None, exit_code: int) -> int:
+    """The same for one host of several: one writes the status when all have ended; the others wait until it has."""
+    reasons = crew.end(None if why == crew.blamed else why, exit_code)
+    if not crew.speaks:
+        return crew.ended(run)
+    if reasons or crew.done:
+        return settle(run, reasons[0] if reasons else None, exit_code)
+    failure = failures.first(run, exit_code)
+    if failure.symptom and crew.silent:
+        gone = f"{' and '.join(crew.silent)} is gone: no word from it, and the ranks here lost their peers"
+        run.set_status("failed", gone, report="\n".join([f"{gone}.", "", failure.report]))
+        return FAILED
+    return settle(run, None, exit_code or FAILED)
+
+
+def _refuse(run: Run, crew: Crew | None, error: LfError) -> int:
+    """Leave word that the job was not started; without other hosts the launcher reads it from this program's log."""
+    if crew is not None:
+        crew.end(None, REFUSED)
+        if crew.speaks:
+            run.set_status("failed", str(error), report=str(error))
+    return REFUSED
+
+
+class Ears:
+    """All that may tell this program something: signals, and the launcher, by its end of the pipe or by its death."""
+
+    def __init__(self, detached: bool = False, limit: bool = False) -> None:
+        """detached: nobody holds the pipe. limit: USR1 makes the file `leave`."""
+        self.detached = detached
+        self.leave = Path(tempfile.gettempdir()) / f"lfhelpers-leave-{uuid.uuid4()}" if limit else None
+        self._parent = os.getppid()
+        self._wake = _listen([signal.SIGUSR1] if limit else [])
+
+    def hear(self, seconds: float) -> str | None:
+        """Wait until something happens, `seconds` at most; a reason to end the job, if that is one."""
+        readable, _, _ = select.select([self._wake] if self.detached else [0, self._wake], [], [], seconds)
+        if self._wake in readable:
+            for number in os.read(self._wake, 64):
+                if number == signal.SIGUSR1 and self.leave:
+                    self.leave.touch()
+                elif number != signal.SIGCHLD:
+                    return f"the supervisor got {signal.Signals(number).name}"
+        # A process forked from the launcher may hold the pipe open after the launcher's death: hence the second look.
+        if (0 in readable and not os.read(0, 4096)) or os.getppid() != self._parent:
+            return "the process that launched it is gone"
+        return None
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self.leave:
+            self.leave.unlink(missing_ok=True)
+
+
+def _under(parent: int, ignore: bool) -> None:
+    """In torchrun's process before it starts: die with this program, and take no notice of USR1, as all below it."""
+    processes.die_with_parent(parent)
+    if ignore:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _environment(run: Run, nproc: int, place: Place | None, leave: Path | None) -> dict[str, str]:
     """What the ranks find in their environment; what the caller has set stays.
 
     Threads: a rank's share of the cores less those of its data workers, since torchrun would give each rank one only.
@@ -111,17 +215,18 @@ def _environment(run: Run, nproc: int) -> dict[str, str]:
     data = run.recipe.data
     workers = 0 if data.loader == "synthetic" else cores if data.workers is None else data.workers
     return {"OMP_NUM_THREADS": str(max(1, cores // nproc - workers)), "OMP_WAIT_POLICY": "PASSIVE",
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10", **os.environ, "PYTHONUNBUFFERED": "1",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10", **(place.environment() if place else {}), **os.environ,
+            "PYTHONUNBUFFERED": "1", **({processes.LEAVE: str(leave)} if leave else {}),
             processes.RUN: str(run.path), processes.SUPERVISOR: str(processes.Member.of(os.getpid()))}
 
 
-def _listen() -> int:
+def _listen(more: list[signal.Signals]) -> int:
     """A descriptor that yields the number of each signal that comes, so that one select waits for everything."""
     receive, send = os.pipe()
     os.set_blocking(receive, False)
     os.set_blocking(send, False)
     signal.set_wakeup_fd(send, warn_on_full_buffer=False)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, *more):
         if not (number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN):  # nohup asked for that
             signal.signal(number, lambda *_: None)
     return receive
@@ -132,6 +237,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", help="run folder")
     parser.add_argument("--nproc", type=int, default=1, help="ranks")
     parser.add_argument("--port", type=int, help="TCP port where the ranks meet; none given: a free one")
+    parser.add_argument("--hosts", help="the job's hosts, separated by commas; none given: this one alone")
+    parser.add_argument("--node", type=int, default=0, help="which of the hosts this one is, from 0 on")
+    parser.add_argument("--start", default="", help="a name that all hosts of this start have in common")
+    parser.add_argument("--detached", action="store_true", help="go on without a launcher that holds stdin")
+    parser.add_argument("--limit", action="store_true", help="at USR1 ask the ranks for a checkpoint, and to leave")
     parser.add_argument("module", help="after --: what each rank runs, as in python -m MODULE")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the module's arguments")
     return parser

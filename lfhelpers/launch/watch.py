@@ -91,8 +91,10 @@ class Progress:
         wait = sum(row["ms"]["data_wait"] for row in timed)
         left = datetime.timedelta(seconds=round((self.total - last["step"]) * ms / len(timed) / 1000))
         rate = sum(row["samples"] for row in timed) / ms * 1000
+        exposed = last.get("exposed_ms")  # the newest that DDP has timed; none with one rank or a replayed graph
+        share = "" if exposed is None else f"exposed exchange {100 * exposed * len(timed) / ms:.0f} %  "
         return (f"step {last['step']}/{self.total}  loss {last['loss']:.4f}  {rate:.1f} samples/s  "
-                f"data wait {100 * wait / ms:.0f} %  ETA {left}")
+                f"data wait {100 * wait / ms:.0f} %  {share}ETA {left}")
 
 
 def status_line(run: str | Run) -> str:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from lfhelpers.recipe import Recipe, recipe
 
 Equivalence = Literal["exact", "reordered", "changed"]
+FAST_LINK = 50.0
+"""GB/s of a 400 Gbit/s network card; NVLink carries hundreds, and there a bf16 hook made steps longer."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Machine:
     device: Literal["cpu", "cuda"]
     ranks: int
     compiler: bool = True
+    link_gb_s: float | None = None
+    """What an all-reduce between the ranks reaches (measure.link), in GB/s; None where nobody has measured."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,13 @@ def _needs_gpu_for_streams(machine: Machine) -> str | None:
 
 def _needs_ranks(machine: Machine) -> str | None:
     return None if machine.ranks > 1 else "one rank exchanges no gradients"
+
+
+def _needs_slow_link(machine: Machine) -> str | None:
+    if machine.ranks > 1 and machine.link_gb_s is not None and machine.link_gb_s >= FAST_LINK:
+        return (f"the link carries {machine.link_gb_s:.0f} GB/s, so backward hides the exchange, and compressing it "
+                f"only takes memory bandwidth from backward (worth a try below {FAST_LINK:.0f} GB/s)")
+    return _needs_ranks(machine)
 
 
 def _needs_compiler(machine: Machine) -> str | None:
@@ -91,6 +102,16 @@ BEYOND = (
           "reordered", _needs_ranks),
 )
 LEVERS = COMPETENT + BEYOND
+BESIDE = (
+    Lever("sharded optimizer", "each rank updates its share and keeps those states alone: 1/n of memory and update",
+          {"ddp.shard_optimizer": True}, "reordered", _needs_ranks),
+    Lever("bf16 gradients on the wire", "half the bytes, for a cast on either side", {"ddp.hook": "bf16"}, "changed",
+          _needs_slow_link),
+    Lever("PowerSGD", "matrices cross as factors of low rank", {"ddp.hook": "powersgd"}, "changed", _needs_slow_link),
+    Lever("1-bit Adam", "momentum crosses as signs, once the second moment is frozen",
+          {"ddp.hook": "onebit_adam"}, "changed", _needs_slow_link),
+)
+"""Not on the ladder: they pay on some links and models only, and most of them change what is learnt."""
 
 
 def ladder(start: Recipe | None = None) -> list[tuple[str, Recipe]]:

@@ -10,18 +10,19 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch.profiler import ProfilerActivity, profile
-
+COMMUNICATION = r"nccl|rccl|symm_mem|nvshmem|oneccl|multimem_|(one|two)_shot_all_?reduce|cross_device_reduce"
+"""Kernels that exchange between ranks, by the libraries that name them (NCCL, RCCL, NVSHMEM, symmetric memory)."""
 GROUPS = (
     ("optimizer", r"adam|multi_tensor_apply.*(fused|addcdiv|lerp|sqrt)|^_update"),
-    ("communication", r"nccl"),
+    ("communication", COMMUNICATION),
     ("attention", r"flash|fmha|sdpa|attention|softmax"),
-    ("matrix products", r"gemm|nvjet|cutlass|cublas|xmma|s\d+816|splitkreduce|::kernel2|triton_tem"),
+    ("convolutions", r"conv(?!ert)|winograd|scudnn|[wd]grad|fprop"),
+    ("matrix products", r"cijk_|gemm|nvjet|cutlass|cublas|xmma|s\d+816|splitkreduce|::kernel2|triton_tem"),
     ("gradient norm", r"norm.*(functor|multi_tensor)|lpnorm|multi_tensor_apply"),
     ("compiled pointwise and reductions", r"^triton_"),
     ("copies and casts", r"memcpy|memset|copy|fill|cat"),
-    ("pointwise, uncompiled", r"elementwise|reduce|layer_norm|index|gather|scatter|embedding|upsample"),
+    ("pointwise, uncompiled",
+     r"elementwise|reduce|layer_norm|batch_?norm|bn_[fb]w|pool|index|gather|scatter|embedding|upsample"),
 )
 
 
@@ -36,6 +37,9 @@ class Group:
 
 def groups(step: Callable[[], object]) -> list[Group]:
     """Run `step` once under the profiler; its kernels by group, the costliest first. Needs a GPU."""
+    import torch  # here: whoever groups the kernels of a trace needs no torch
+    from torch.profiler import ProfilerActivity, profile
+
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         step()

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from lfhelpers.measure.exposed import Exposure, of_events
+
 # Operators that hand a value of the device to the host: each makes the host wait for all work queued before it.
 HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::_assert_async")
 WORKING_PHASES = ("forward", "backward", "optimizer")
@@ -32,6 +34,10 @@ class Probe:
 
     def __exit__(self, *error: object) -> None:
         self._profile.__exit__(*error)
+
+    def exposure(self) -> Exposure:
+        """Which part of this rank's communication no computation hid, also in a replayed CUDA graph."""
+        return of_events(self._profile.events() or [], self._device.type == "cuda")
 
     def result(self) -> dict[str, Any]:
         """Counts of operators by phase, kernels (None without a GPU), host reads, and the ten most costly operators."""

@@ -15,6 +15,7 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from lfhelpers.errors import LfError, nearest
+from lfhelpers.recipe import exchange
 from lfhelpers.recipe.fields import (
     BatchFields,
     CheckpointFields,
@@ -31,6 +32,9 @@ from lfhelpers.recipe.fields import (
     Section,
     WorkloadFields,
 )
+
+PROFILED = 4
+"""Steps that log.profile runs under the profiler: one to warm up and three to record."""
 
 
 class Recipe(Section):
@@ -68,11 +72,16 @@ class Recipe(Section):
              "data.aug_on='workers' needs data.loader='two_level'; or take data.aug_on='device'"),
             (strong and self.data.loader == "as_found",
              "data.rand_augment and data.mixup need uint8 images: take another data.loader than 'as_found'"),
-            (self.ddp.static_graph and self.batch.accumulate > 1,
-             "ddp.static_graph with batch.accumulate > 1 stops gradients from synchronising (pytorch issue 187732); "
-             "set ddp.static_graph=false"),
+            (self.ddp.bucket_mb is not None and bool(self.ddp.bucket_list_mb),
+             "ddp.bucket_mb and ddp.bucket_list_mb both give the buckets' sizes; leave one of them out"),
+            (self.ddp.freeze_unused and self.ddp.find_unused,
+             "ddp.freeze_unused makes the search of ddp.find_unused needless; set ddp.find_unused=false"),
             (self.ddp.static_graph and self.ddp.find_unused,
              "ddp.static_graph and ddp.find_unused exclude each other; set ddp.find_unused=false"),
+            (self.ddp.slow_link is not None and self.ddp.slow_link.startswith("gloo") and self.device == "cuda",
+             "ddp.slow_link='gloo:...' paces the exchange of CPUs; for device='cuda' take 'nccl:socket'"),
+            (self.ddp.slow_link is not None and self.ddp.slow_link.startswith("nccl") and self.device == "cpu",
+             "ddp.slow_link='nccl:...' needs GPUs; for device='cpu' take 'gloo:0.5GB/s'"),
             (self.workload.tune_language and self.workload.tune_top_layers is not None,
              "workload.tune_language trains every layer, so workload.tune_top_layers must not be given"),
             (self.workload.per_sample_gather and not self.workload.train_unused,
@@ -98,6 +107,10 @@ class Recipe(Section):
              "graph.scope needs log.loss_item=false and no fp16 scaler: both read a number on the host in every step"),
             (self.graph.scope == "step" and not self.optimizer.fused,
              "graph.scope='step' needs optimizer.fused=true: the unfused update asks the host"),
+            (self.log.profile and self.steps < PROFILED + self.log.probe + 1,
+             f"log.profile needs steps >= {PROFILED + self.log.probe + 1}: one to wait, one of warm-up and three to "
+             "record" + ", and one for log.probe" * self.log.probe),
+            *exchange.contradictions(self),
         ]
         for clash, sentence in clashes:
             if clash:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Scalar = str | bool | int | float
 Count = Annotated[int, Field(ge=1)]
+SLOW_LINK = r"gloo:(?!0*\.?0*GB)(?P<gb_s>\d*\.?\d+)GB/s(,(?P<us>\d+)us)?|nccl:(?P<how>shm|socket|channel)"
+"""What ddp.slow_link may say; levers.slow_link does it."""
 
 
 class Section(BaseModel):
@@ -153,13 +156,39 @@ class DdpFields(Section):
     """DistributedDataParallel's options, used when there is more than one rank."""
 
     bucket_mb: float | None = Field(None, gt=0)
-    """Bucket size in MiB; none: torch's default, a first bucket of 1 MiB and 25 MiB after it."""
+    """Bucket size in MiB, after a first one of at most 4; none: torch's default, 1 MiB and 25 MiB after it."""
+    bucket_list_mb: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """The buckets' sizes one by one, in MiB, as gradients become ready; the last one repeats. Instead of bucket_mb."""
     bucket_view: bool = True
     """Gradients are views into the buckets: no copies, and no second set of gradients."""
     find_unused: bool = False
     """Search the graph for unused parameters in every step, as copied configurations do."""
     static_graph: bool = False
     """Promise that the graph never changes."""
+    freeze_unused: bool = False
+    """Before the run, name the parameters that get no gradient from a first batch, and freeze them."""
+    check_every: int = Field(0, ge=0)
+    """Steps between comparisons of all ranks' weights; 0: only the gradients of the first steps are compared."""
+    slow_link: str | None = None
+    """Slow the link on purpose, measured first and named in every report: `gloo:0.5GB/s` or `gloo:0.5GB/s,100us` on
+    CPUs; on GPUs `nccl:shm` (no NVLink), `nccl:socket` (TCP alone) or `nccl:channel` (one channel)."""
+
+    @field_validator("slow_link")
+    @classmethod
+    def _link(cls, text: str | None) -> str | None:
+        if text is not None and not re.fullmatch(SLOW_LINK, text):
+            raise ValueError("write gloo:0.5GB/s, gloo:0.5GB/s,100us, nccl:shm, nccl:socket or nccl:channel")
+        return text
+    hook: Literal["none", "bf16", "fp16", "powersgd", "onebit_adam"] = "none"
+    """How gradients cross between ranks: whole, in 16 bits, as factors of low rank, or as the signs of the momentum."""
+    powersgd_rank: Count = 4
+    """Columns of the factors into which `powersgd` decomposes a matrix of gradients."""
+    powersgd_start: int | None = Field(None, ge=2)
+    """Steps that `powersgd` exchanges whole; none given: a tenth of the run."""
+    onebit_warmup: int | None = Field(None, ge=2)
+    """Steps that `onebit_adam` exchanges whole, until it freezes the second moment; none given: a fifth of the run."""
+    shard_optimizer: bool = False
+    """Each rank updates a share of the parameters and keeps their optimizer states alone (ZeRO stage 1)."""
 
 
 class CompileFields(Section):
@@ -204,6 +233,8 @@ class LogFields(Section):
     """Profile the last step and count its operators and host reads; that step is not timed."""
     tensorboard: bool = False
     """Write TensorBoard event files into the run folder too."""
+    profile: bool = False
+    """Record a trace of three of the last steps on each rank, for `lfhelpers diagnose`; they are not timed."""
 
 
 class CheckpointFields(Section):

@@ -36,8 +36,8 @@ def store_in_bf16(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
 
 
 def total_norm(grads: Sequence[Tensor]) -> Tensor:
-    """The 2-norm of all gradients together, 0-dim float32, summed in fp32 whatever their dtype."""
-    low = any(grad.dtype != torch.float32 for grad in grads)  # torch's fast path has no dtype
+    """The 2-norm of all gradients together, 0-dim, summed in fp32, or in their own dtype where that is wider."""
+    low = any(grad.element_size() < 4 for grad in grads)  # torch's fast path has no dtype
     norms = torch._foreach_norm(list(grads), 2, **({"dtype": torch.float32} if low else {}))
     return torch.linalg.vector_norm(torch.stack(norms))
 

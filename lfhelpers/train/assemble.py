@@ -12,15 +12,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from lfhelpers.levers import overlap
+from lfhelpers.levers.comm_hooks import Exchange
 from lfhelpers.levers.compile import Compilation
 from lfhelpers.recipe import Recipe
+from lfhelpers.train import agreement
 from lfhelpers.train.adamw import store_in_bf16
+from lfhelpers.train.exchange import choose
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.precision import Precision
 from lfhelpers.train.ranks import Ranks
-from lfhelpers.workloads.base import Workload, blocks_of
+from lfhelpers.workloads.base import Batch, Workload, blocks_of
 
 
 class Parts(NamedTuple):
@@ -29,21 +32,34 @@ class Parts(NamedTuple):
     model: nn.Module
     optimizer: Optimizer
     precision: Precision
+    exchange: Exchange | None
+    """How gradients cross between ranks; None for a rank alone."""
 
 
-def assemble(job: Recipe, ranks: Ranks, workload: Workload, compilation: Compilation) -> Parts:
-    """Build the parts on the rank's device; the process group must stand where there is more than one rank."""
+def assemble(job: Recipe, ranks: Ranks, workload: Workload, compilation: Compilation,
+             first: Batch | None = None) -> Parts:
+    """Build the parts on the rank's device; the process group must stand where there is more than one rank.
+
+    first: a host batch, which ddp.freeze_unused needs.
+    """
     torch.manual_seed(job.seed)
     with ranks.device:
         model = workload.model()
+    precision = Precision(job.precision, ranks.device)
+    if first is not None:
+        agreement.freeze_unused(model, agreement.dry_run(workload, precision, first, job.batch.micro, ranks.device),
+                                ranks)
     masters = store_in_bf16(model) if job.precision.weights == "bf16" else None
     compilation.apply(model, blocks_of(workload, model))
     torch.manual_seed(job.seed + ranks.rank)  # weights are alike on all ranks, dropout must not be
-    precision = Precision(job.precision, ranks.device)
     peak = job.optimizer.lr or workload.default_lr()
     keep = job.graph.scope == "micro" or (ranks.world > 1 and job.ddp.bucket_view)
-    optimizer = Optimizer(job, model, peak, precision.scaler, keep, masters)
-    return Parts(_wrap(job, model, ranks), optimizer, precision)
+    exchange = choose(job, [parameter for parameter in model.parameters() if parameter.requires_grad], ranks)
+    optimizer = Optimizer(job, model, peak, precision.scaler, keep, masters, exchange)
+    wrapped = _wrap(job, model, ranks)
+    if exchange is not None:
+        exchange.attach(wrapped)
+    return Parts(wrapped, optimizer, precision, exchange)
 
 
 def stream(job: Recipe, ranks: Ranks) -> AbstractContextManager[Any]:
@@ -53,10 +69,5 @@ def stream(job: Recipe, ranks: Ranks) -> AbstractContextManager[Any]:
 
 
 def _wrap(job: Recipe, model: nn.Module, ranks: Ranks) -> nn.Module:
-    """DDP as the recipe says; buffers are never broadcast, since no workload here updates any in forward."""
-    if ranks.world == 1:
-        return model
-    return DistributedDataParallel(
-        model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None, bucket_cap_mb=job.ddp.bucket_mb,
-        gradient_as_bucket_view=job.ddp.bucket_view, find_unused_parameters=job.ddp.find_unused,
-        static_graph=job.ddp.static_graph, broadcast_buffers=False)
+    """DDP where there is more than one rank."""
+    return model if ranks.world == 1 else overlap.wrap(job, model, ranks.device)

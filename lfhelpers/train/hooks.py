@@ -24,6 +24,9 @@ class Hook:
     def gradients_ready(self, step: int, model: nn.Module) -> None:
         """After the backward passes of a step (0-based) and before its update; gradients are not yet normalised."""
 
+    def step_end(self, step: int) -> None:
+        """All of a step (0-based) is queued; the device may still work on it. Its time counts to the step after."""
+
     def step(self, row: dict[str, Any]) -> None:
         """A line of steps.jsonl, one or more steps after it happened (the device is not waited for)."""
 

@@ -21,6 +21,7 @@ from lfhelpers.data.order import Plan
 from lfhelpers.data.quarantine import Quarantine
 from lfhelpers.errors import LfError
 from lfhelpers.levers import compile as compile_lever
+from lfhelpers.levers.comm_hooks import Exchange
 from lfhelpers.levers.compile import Compilation, session
 from lfhelpers.levers.compile_health import merged
 from lfhelpers.measure import hardware
@@ -30,17 +31,22 @@ from lfhelpers.measure.system import Monitor
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run, timed
 from lfhelpers.train import checkpoint
+from lfhelpers.train.agreement import Agreement
 from lfhelpers.train.assemble import assemble, stream
 from lfhelpers.train.captured import described, make_step
 from lfhelpers.train.communication import ExposedCommunication
+from lfhelpers.train.exchange import Watch
 from lfhelpers.train.feed import Feed
 from lfhelpers.train.guard import Guard
 from lfhelpers.train.hooks import Hook, TensorBoard, call
+from lfhelpers.train.leave import Leave
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.precision import Precision, arithmetic
 from lfhelpers.train.ranks import Ranks, joined
 from lfhelpers.train.recorder import Recorder
+from lfhelpers.train.slowed import Slowed
 from lfhelpers.train.summary import device_memory, rank_means, summarise
+from lfhelpers.train.traces import Traces, profiled_steps
 from lfhelpers.workloads.base import Batch, Workload, find
 
 
@@ -56,6 +62,7 @@ class Job:
     model: nn.Module
     optimizer: Optimizer
     precision: Precision
+    exchange: Exchange | None
     compilation: Compilation
     hooks: list[Hook]
 
@@ -70,15 +77,18 @@ def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequ
         raise LfError(f"run {run.id} has no step left to do: all {job.steps} are done.")
     if ranks.first and job.log.tensorboard:
         hooks = [*hooks, TensorBoard()]
+    if job.log.profile:
+        hooks = [*hooks, Traces(job, ranks)]
     ranks.take_device()
     bad = Quarantine(run.path / "quarantine", job.data.max_bad) if job.data.on_bad == "skip" else None
     loader = make_loader(job, manifest, plan, workload.fields, workload.sample, ranks.rank, start=start, stop=job.steps,
                          bad=bad)
-    with loader, joined(ranks), stream(job, ranks), arithmetic(job.precision.mode, ranks.device), \
-            session(job, ranks.device, ranks.first) as compilation:
-        parts = _build(job, run, ranks, workload, plan, compilation, list(hooks))
+    with loader, joined(ranks, job.ddp.slow_link), stream(job, ranks), \
+            arithmetic(job.precision.mode, ranks.device), session(job, ranks.device, ranks.first) as compilation:
+        first = _first_batch(job, manifest, plan, workload) if job.ddp.freeze_unused else None
+        parts = _build(job, run, ranks, workload, plan, compilation, list(hooks), first)
         if resume:
-            plan.check_state(checkpoint.load(run, parts.model, parts.optimizer, ranks))
+            plan.check_state(checkpoint.load(run, parts.model, parts.optimizer, ranks, parts.exchange))
             if ranks.first:
                 run.truncate_steps(start)
         if ranks.first:
@@ -87,10 +97,20 @@ def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequ
 
 
 def _build(job: Recipe, run: Run, ranks: Ranks, workload: Workload, plan: Plan, compilation: Compilation,
-           hooks: list[Hook]) -> Job:
-    parts = assemble(job, ranks, workload, compilation)
-    hooks = [Guard(job, run, workload, parts.precision, ranks, compilation.eager), *hooks]
-    return Job(job, run, ranks, workload, plan, parts.model, parts.optimizer, parts.precision, compilation, hooks)
+           hooks: list[Hook], first: Batch | None) -> Job:
+    parts = assemble(job, ranks, workload, compilation, first)
+    watch = [Watch(parts.exchange)] if parts.exchange is not None else []  # first: it knows what the guard can't see
+    hooks = [*watch, Guard(job, run, workload, parts.precision, ranks, compilation.eager), Agreement(job, ranks),
+             Slowed(ranks), *hooks]
+    return Job(job, run, ranks, workload, plan, parts.model, parts.optimizer, parts.precision, parts.exchange,
+               compilation, hooks)
+
+
+def _first_batch(job: Recipe, manifest: Manifest, plan: Plan, workload: Workload) -> Batch:
+    """A host batch like those of the data, alike on all ranks; the loader's own are delivered once, to the step."""
+    alone = job.with_(**{"data.loader": "synthetic", "data.pin": False, "data.async_copy": False})
+    with make_loader(alone, manifest, plan, workload.fields, workload.sample, 0, stop=1) as loader:
+        return next(iter(loader))
 
 
 def _run(parts: Job, loader: Loader, start: int) -> dict[str, Any]:
@@ -98,7 +118,7 @@ def _run(parts: Job, loader: Loader, start: int) -> dict[str, Any]:
     quality = {"before": _evaluate(parts)} if not start else {}
     clock = StepClock(ranks.device)
     recorder = Recorder(parts.run, ranks, clock, parts.hooks)
-    communication = ExposedCommunication(parts.model)
+    communication = ExposedCommunication(parts.model, job.graph.scope != "none" and ranks.device.type == "cuda")
     monitor = Monitor()
     call(parts.hooks, Hook.run_start, job, parts.run, parts.model)
     parts.model.train()
@@ -126,28 +146,37 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClo
     job, ranks, plan = parts.recipe, parts.ranks, parts.plan
     feed = Feed(host_batches, plan, parts.workload, ranks, clock, job, start, parts.hooks)
     step = make_step(job, parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock, parts.hooks)
-    probed = job.steps if job.log.probe else -1
+    probed, traced = job.steps if job.log.probe else -1, profiled_steps(job)
     first_timed = max(start, min(job.untimed(ranks.device.type), job.steps - 1))
+    leave = Leave(ranks, start)
     for index in range(start, job.steps):
         done = index + 1
         if index == first_timed:
             monitor.start()
-        if done == probed:
+        if done == probed or (index in traced and index >= first_timed):
             monitor.stop()
-        probe = Probe(ranks.device, done) if done == probed and ranks.first else None
+        probe = Probe(ranks.device, done) if done == probed and (ranks.first or ranks.world > 1) else None
         clock.begin()
         parts.compilation.before_step()
         with probe or contextlib.nullcontext():
             values = step(index, feed, plan.micro_batches(index))
         clock.end(values, step=done, epoch=plan.epoch(index), samples=plan.real_samples(index), at=time.perf_counter(),
-                  probe=done == probed, graphs=compile_lever.graphs(job))
+                  probe=done == probed or index in traced, graphs=compile_lever.graphs(job), exposed=communication.live)
+        call(parts.hooks, Hook.step_end, index)
         communication.after_step(done - start)
         parts.compilation.after_step(done - start)
         recorder.collect()
         if probe:
-            parts.run.write("probe.json", probe.result())
-        if _due(job, done):
-            checkpoint.save(parts.run, done, parts.model, parts.optimizer, plan.state(done), ranks, job.checkpoint.keep)
+            communication.profiled = probe.exposure()
+            if ranks.first:
+                parts.run.write("probe.json", probe.result())
+        leaving = done < job.steps and leave.agreed(done)
+        if _due(job, done) or leaving:
+            checkpoint.save(parts.run, done, parts.model, parts.optimizer, plan.state(done), ranks, job.checkpoint.keep,
+                            parts.exchange)
+        if leaving:
+            recorder.collect(wait=True)
+            leave.now()
         if done == probed or _due(job, done):
             ranks.barrier()
             clock.pause()
@@ -177,11 +206,11 @@ def _summary(parts: Job, recorder: Recorder, communication: ExposedCommunication
     job, ranks = parts.recipe, parts.ranks
     rows = timed(recorder.rows, job.untimed(ranks.device.type))
     means = ranks.gather(rank_means(rows))
-    exposed = ranks.gather(communication.milliseconds())
-    summary = summarise(job, ranks, rows, means, exposed, parts.workload.flops_per_sample())
+    exchange = communication.result(ranks)
+    summary = summarise(job, ranks, rows, means, exchange.get("exposed_ms", 0.0), parts.workload.flops_per_sample())
     skipped = sum(row["skipped"] for row in recorder.rows)
     return {
-        "hardware": hardware.title(ranks.device.type), **summary,
+        "hardware": hardware.title(ranks.device.type), **summary, **({"communication": exchange} if exchange else {}),
         "steps": {"applied": len(recorder.rows) - skipped, "skipped": skipped, "timed": len(rows)},
         "memory": device_memory(ranks) | {"host_rss_gib": usage["host_rss_gib"]},
         "utilisation": {key: usage[key] for key in ("gpu_percent", "cpu_percent", "cpu_count")},

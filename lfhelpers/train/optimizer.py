@@ -17,8 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from lfhelpers.errors import LfError
+from lfhelpers.levers.comm_hooks import Exchange
+from lfhelpers.levers.one_bit_adam import OneBit
 from lfhelpers.recipe import OptimizerFields, Recipe
 from lfhelpers.train.adamw import MasterAdamW, total_norm
+from lfhelpers.train.one_bit import OneBitAdamW
+from lfhelpers.train.sharded import Shards
 
 
 def learning_rates(fields: OptimizerFields, peak: float, steps: int) -> Tensor:
@@ -37,10 +41,12 @@ class Optimizer:
     """Owns unscale -> normalise and clip -> step -> scaler update -> zero, once an optimizer step."""
 
     def __init__(self, job: Recipe, model: nn.Module, peak_lr: float, scaler: torch.amp.GradScaler,
-                 keep_grads: bool = False, masters: Sequence[tuple[nn.Parameter, Tensor]] | None = None) -> None:
+                 keep_grads: bool = False, masters: Sequence[tuple[nn.Parameter, Tensor]] | None = None,
+                 exchange: Exchange | None = None) -> None:
         """`keep_grads` zeroes gradients in place: setting them to None would break the views into DDP's buckets.
 
         masters: of the parameters that adamw.store_in_bf16 has made bf16; None where weights are fp32.
+        exchange: how gradients cross, which matters to 1-bit Adam and where each rank updates a share alone.
         """
         fields = job.optimizer
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -51,7 +57,9 @@ class Optimizer:
         self._keep_grads = keep_grads
         self.fused = fields.fused
         self.applied = torch.zeros((), dtype=torch.int64, device=device)
-        self.adamw: Any = _adamw(job, self.parameters, self._rates[0], masters)
+        self._shards = exchange if isinstance(exchange, Shards) else None
+        self._owned = self._shards.mine if self._shards else self.parameters
+        self.adamw: Any = _adamw(job, self._owned, self._rates[0], masters, exchange)
 
     def update(self, normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Apply one step to gradients that are to be multiplied by `normaliser` (0-dim).
@@ -63,8 +71,9 @@ class Optimizer:
         rate = self._rates.index_select(0, self.applied.clamp(max=len(self._rates) - 1).view(1)).view(())
         if self._scaler.is_enabled():
             self._scaler.unscale_(self.adamw)
-        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = (self.adamw.norm() if isinstance(self.adamw, MasterAdamW) else total_norm(grads)) * normaliser
+        grads = [parameter.grad for parameter in self._owned if parameter.grad is not None]
+        norm = self.adamw.norm() if isinstance(self.adamw, MasterAdamW) else total_norm(grads)
+        norm = (self._shards.norm(norm) if self._shards else norm) * normaliser
         bad = (~torch.isfinite(norm)).float()
         factor = normaliser * (self._clip / (norm + 1e-6)).clamp(max=1.0)
         if self._scaler.is_enabled():
@@ -77,6 +86,9 @@ class Optimizer:
             self._unfused_step(grads, factor, bad, rate)
         self.applied += (1 - bad).long()
         self.adamw.zero_grad(set_to_none=not self._keep_grads)
+        if self._shards:
+            self._shards.zero_others(set_to_none=not self._keep_grads)
+            self._shards.spread()
         return norm, bad, rate
 
     def _fused_step(self, factor: Tensor, bad: Tensor, rate: Tensor) -> None:
@@ -108,12 +120,17 @@ class Optimizer:
                 group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
-        """AdamW's state, the count of applied steps and the scaler's state."""
-        return {"adamw": self.adamw.state_dict(), "applied": self.applied, "scaler": self._scaler.state_dict()}
+        """AdamW's state, the count of applied steps and the scaler's state; where ranks own shares, all take part.
+
+        It is then whole on rank 0 alone, and the same whether it was sharded or not.
+        """
+        state = self.adamw.state_dict()
+        state = self._shards.whole(state) if self._shards else state
+        return {"adamw": state, "applied": self.applied, "scaler": self._scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`'s value."""
-        self.adamw.load_state_dict(state["adamw"])
+        self.adamw.load_state_dict(self._shards.share(state["adamw"]) if self._shards else state["adamw"])
         if self.fused and not isinstance(self.adamw, MasterAdamW):
             for group in self.adamw.param_groups:  # a learning rate left on the CPU would cost a wait in every step
                 group["lr"] = self._rates[0].clone()
@@ -123,9 +140,11 @@ class Optimizer:
 
 
 def _adamw(job: Recipe, parameters: list[nn.Parameter], rate: Tensor,
-           masters: Sequence[tuple[nn.Parameter, Tensor]] | None) -> Any:
+           masters: Sequence[tuple[nn.Parameter, Tensor]] | None, exchange: Exchange | None) -> Any:
     """The optimizer that the recipe names. Raises LfError where it isn't installed."""
     fields = job.optimizer
+    if isinstance(exchange, OneBit):
+        return OneBitAdamW(parameters, masters or (), fields, exchange)
     if masters is not None:
         return MasterAdamW(parameters, masters, fields)
     options: dict[str, Any] = {"betas": fields.betas, "eps": fields.eps, "weight_decay": fields.weight_decay}

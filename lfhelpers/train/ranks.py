@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lfhelpers.levers.slow_link import emulated
 from lfhelpers.measure.hardware import device as choose_device
 
 
@@ -60,13 +61,14 @@ def identify(choice: str) -> Ranks:
 
 
 @contextmanager
-def joined(ranks: Ranks) -> Iterator[None]:
-    """Join the peers for the block: NCCL on GPUs, gloo on CPU."""
+def joined(ranks: Ranks, slow_link: str | None = None) -> Iterator[None]:
+    """Join the peers for the block: NCCL on GPUs, gloo on CPU, slowed as ddp.slow_link says."""
     cuda = ranks.device.type == "cuda"
-    if ranks.world > 1:
-        dist.init_process_group("nccl" if cuda else "gloo", device_id=ranks.device if cuda else None)
-    try:
-        yield
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    with emulated(slow_link if ranks.world > 1 else None, ranks.device.type) as backend:
+        if ranks.world > 1:
+            dist.init_process_group(backend, device_id=ranks.device if cuda else None)
+        try:
+            yield
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()

@@ -39,5 +39,5 @@ class Recorder:
             "step": raw["step"], "epoch": raw["epoch"], "time": raw["at"] - self._began, "loss": values["loss"],
             "lr": values["lr"], "grad_norm": values["grad_norm"], "skipped": values["skipped"] > 0,
             "samples": raw["samples"], "step_ms": raw["step_ms"], "ms": raw["ms"], "host_ms": raw["host_ms"],
-            "probe": raw["probe"], "graphs": raw["graphs"],
+            "probe": raw["probe"], "graphs": raw["graphs"], "exposed_ms": raw["exposed"],
         }

@@ -2,9 +2,10 @@
 
 For each micro-batch: forward under autocast, backward outside it. Gradients are exchanged with the last micro-batch
 alone: `no_sync` covers forward *and* backward of the others, since DDP decides in forward (DistributedDataParallel's
-documentation). The loss is a ratio of sums, so the divisor is the weight of all micro-batches and ranks, known when all
-forwards have run; then unscale, normalise and clip, step, zero (train.optimizer). Nothing here makes the host wait for
-the device, unless `loss_item` asks for what published loops do.
+documentation); with a static graph the run's first two exchange as well (levers.overlap.settling says why). The loss is
+a ratio of sums, so the divisor is the weight of all micro-batches and ranks, known when all forwards have run; then
+unscale, normalise and clip, step, zero (train.optimizer). Nothing here makes the host wait for the device, unless
+`loss_item` asks for what published loops do.
 
 `train.captured` runs the same methods inside CUDA graphs.
 """
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.levers.frozen import Ahead, Pair
+from lfhelpers.levers.overlap import settling
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.train.checkpoint import bare
 from lfhelpers.train.hooks import Hook, call
@@ -52,6 +54,7 @@ class Step:
         self._samples = samples
         self._hooks = hooks
         self._loss_item = loss_item
+        self._settling = settling(model)
         self._adding: Any = None
         cuda = ranks.device.type == "cuda"
         self._beside = torch.cuda.Stream(ranks.device) if frozen_ahead and cuda else None
@@ -121,7 +124,8 @@ class Step:
             return self._workload.frozen(bare(self._model), batch)
 
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:
-        if last or not isinstance(self._model, DistributedDataParallel):
+        if last or self._settling or not isinstance(self._model, DistributedDataParallel):
+            self._settling = max(0, self._settling - 1)
             return contextlib.nullcontext()
         return self._model.no_sync()
 

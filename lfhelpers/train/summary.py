@@ -25,17 +25,20 @@ def rank_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def summarise(job: Recipe, ranks: Ranks, rows: Sequence[Mapping[str, Any]], means: list[dict[str, float]],
-              exposed: list[float], flops_per_sample: float) -> dict[str, Any]:
-    """The figures of summary.json. `rows` are rank 0's timed rows, `means` and `exposed` (ms) come from every rank.
+              exposed: float, flops_per_sample: float) -> dict[str, Any]:
+    """The figures of summary.json. `rows` are rank 0's timed rows, `means` come from every rank.
 
-    Parts are the mean over ranks; exposed communication, measured by DDP's own timers, is taken out of backward.
+    Parts are the mean over ranks; exposed communication (ms a step, train.communication) is taken out of backward, or
+    of what a CUDA graph replays.
     """
     step_ms = [row["step_ms"] for row in rows]
     parts = {phase: statistics.fmean(mean[phase] for mean in means) for phase in PHASES}
-    communication = min(statistics.fmean(exposed), parts["backward"])
+    holder = "backward" if parts["backward"] >= parts["captured"] else "captured"
+    communication = min(exposed, parts[holder])
+    parts[holder] -= communication
     ordered = {
         "data_wait": parts["data_wait"], "host_to_device": parts["host_to_device"], "forward": parts["forward"],
-        "backward": parts["backward"] - communication, "communication": communication,
+        "backward": parts["backward"], "communication": communication,
         "optimizer": parts["optimizer"], "captured": parts["captured"], "other": parts["other"],
     }
     total = sum(ordered.values())

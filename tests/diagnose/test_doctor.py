@@ -63,8 +63,9 @@ def packages(monkeypatch):
 def test_this_machine_is_examined_topic_by_topic(tmp_path):
     found = examine(tmp_path)
     assert [line.topic for line in found] == [
-        "python", "torch", "driver", "GPUs", "GPU architecture", "NCCL", "DALI", "JupyterLab", "ipykernel",
-        "ipywidgets", "papermill", "cores", "memory", "/dev/shm", "open files", "compiler", "decoding", "torchrun", "disk"]
+        "python", "torch", "driver", "GPUs", "GPU architecture", "NCCL", "NCCL settings", "DALI", "JupyterLab",
+        "ipykernel", "ipywidgets", "papermill", "cores", "memory", "/dev/shm", "open files", "compiler",
+        "decoding", "torchrun", "disk"]
     assert all(line.value for line in found)
     assert all(line.fix for line in found if line.ok is False), "a fault without a fix helps nobody"
     by_topic = {line.topic: line for line in found}

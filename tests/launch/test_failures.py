@@ -84,6 +84,28 @@ def test_without_ranks_torchrun_itself_speaks(failed):
     assert (cause.rank, cause.reason) == (None, "torchrun exited with 1: RuntimeError: no free port")
 
 
+def test_of_several_hosts_the_rank_that_raised_is_the_cause_wherever_it_ran(failed):
+    """Both are the first of their host, so the folder of each says 0."""
+    for name, rank, exception in (("torchrun", 0, PEER), ("torchrun-1", 1, "ValueError: the cause")):
+        folder = failed.logs / name / "id_1" / "attempt_0" / "0"
+        folder.mkdir(parents=True)
+        extra = {"py_callstack": f"frames of rank {rank}", "timestamp": str(int(NOW))}
+        record = {"message": exception, "rank": rank, "extraInfo": extra}
+        (folder / "error.json").write_text(json.dumps({"message": record}))
+        os.utime(folder / "error.json", (NOW + rank, NOW + rank))
+        failure = ProcessFailure(0, 100, 1, str(folder / "error.json"))
+        text = str(ChildFailedError("job", {rank: failure}))
+        (failed.logs / f"{name}.log").write_text(text)
+    cause = failed({})
+    assert (cause.rank, cause.reason, cause.symptom) == (1, "rank 1: ValueError: the cause", False)
+    assert cause.report.splitlines()[:4] == ["rank 1 failed:", "", "frames of rank 1", ""]
+    assert "After that rank 0 exited with 1." in cause.report
+
+
+def test_ranks_that_only_lost_their_peers_are_known_as_symptoms(failed):
+    assert failed({0: (1, PEER, NOW), 1: (-15, None, NOW)}).symptom
+
+
 @pytest.mark.parametrize(("code", "words"), [
     (3, "exited with 3"), (137, "exited with 137 (as after signal 9), often out of memory"),
     (-9, "was killed (signal 9), often out of memory"), (-11, "was ended by signal 11 (SIGSEGV)"),

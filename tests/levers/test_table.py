@@ -2,7 +2,7 @@
 
 import pytest
 
-from lfhelpers.levers.table import BEYOND, COMPETENT, LEVERS, Machine, ladder
+from lfhelpers.levers.table import BESIDE, BEYOND, COMPETENT, FAST_LINK, LEVERS, Machine, ladder
 from lfhelpers.recipe import diff, recipe
 
 
@@ -14,7 +14,7 @@ def test_the_named_recipes_are_rungs_of_the_ladder():
     assert len(rungs) == 1 + len(LEVERS)
 
 
-@pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: lever.name)
+@pytest.mark.parametrize("lever", LEVERS + BESIDE, ids=lambda lever: lever.name)
 def test_each_lever_changes_exactly_its_fields(lever):
     base = recipe("as_found") if lever in COMPETENT else recipe("competent")
     assert set(diff(base, lever.pull(base))) == set(lever.fields)
@@ -26,3 +26,12 @@ def test_obstacles_depend_on_the_machine():
         "asynchronous copy", "lean DDP", "compiled blocks", "CUDA graph", "frozen part ahead", "large buckets"]
     assert [lever.name for lever in LEVERS if lever.obstacle(node)] == []
     assert {lever.equivalence for lever in COMPETENT + BEYOND} == {"exact", "reordered"}
+
+
+def test_compression_is_refused_on_a_fast_link_with_the_reason():
+    refused = {link: [lever.name for lever in BESIDE if lever.obstacle(Machine("cuda", ranks=2, link_gb_s=link))]
+               for link in (360.0, FAST_LINK / 2, None)}
+    assert refused == {360.0: ["bf16 gradients on the wire", "PowerSGD", "1-bit Adam"], FAST_LINK / 2: [], None: []}
+    reason = BESIDE[1].obstacle(Machine("cuda", ranks=2, link_gb_s=360.0))
+    assert reason and reason.startswith("the link carries 360 GB/s")
+    assert all(lever.obstacle(Machine("cuda", ranks=1)) == "one rank exchanges no gradients" for lever in BESIDE)

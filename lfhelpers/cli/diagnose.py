@@ -1,0 +1,158 @@
+"""`lfhelpers diagnose`: a run's report, or a profiler trace's, in the terminal, as JSON or as one HTML file."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lfhelpers.errors import LfError
+
+if TYPE_CHECKING:
+    from lfhelpers.diagnose.trace import Diagnosis, TraceComparison
+    from lfhelpers.runs import Run
+
+Out = Annotated[Path | None, typer.Option("--json", help="Write the diagnosis as JSON; - for the terminal.")]
+
+
+def diagnose(
+    path: Annotated[str | None, typer.Argument(
+        help="A trace (.json or .json.gz), a folder of ranks' traces, or a run.", show_default=False)] = None,
+    against: Annotated[str | None, typer.Option(help="A second one: what changed from PATH to it.")] = None,
+    json: Out = None,
+    html: Annotated[Path | None, typer.Option(help="Write one HTML file that needs nothing else.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON's schema.")] = False,
+) -> None:
+    """Why a step is slow: from a run's own records, or from any profiler trace."""
+    if schema:
+        from lfhelpers.diagnose.trace.schema import schema as described
+
+        _write(described(), Path("-"))
+        return
+    if path is None:
+        raise LfError("diagnose needs a trace, a folder of traces, or a run; see `lfhelpers diagnose --help`.")
+    quiet = json == Path("-")
+    first, second = _run(path), _run(against) if against is not None else None
+    if not quiet and first and (against is None or second):
+        _print_runs(first, second)
+    places = [place for place in (_traces(path, first), _traces(against, second)) if place]
+    if len(places) < (1 if against is None else 2):
+        _untraced(path, first, against, second, wanted=bool(json or html))
+        return
+    found = _found(places)
+    if not quiet:
+        _print(found)
+    if json is not None:
+        _write(found.as_dict(), json)
+    if html is not None:
+        from lfhelpers.notebook import trace_page
+
+        with _writing(html):
+            trace_page.write(html, found)
+
+
+def _found(places: Sequence[Path]) -> Diagnosis | TraceComparison:
+    from lfhelpers.diagnose.trace import compare_traces, diagnose_trace
+
+    return diagnose_trace(places[0]) if len(places) == 1 else compare_traces(places[0], places[1])
+
+
+def _run(path: str) -> Run | None:
+    """The run that `path` means; None where it is a file or folder of traces."""
+    from lfhelpers.runs import load
+
+    place = Path(path)
+    if place.exists() and not (place / "recipe.toml").exists():
+        return None
+    try:
+        return load(path)
+    except LfError as error:
+        if place.suffix in (".json", ".gz") or len(place.parts) > 1:
+            raise LfError(f"there is no {place}; give a trace, a folder of traces, or a run's name.") from error
+        raise
+
+
+def _traces(path: str | None, run: Run | None) -> Path | None:
+    from lfhelpers.diagnose.trace.load import traces_of
+
+    return traces_of(run.path) if run else Path(path) if path is not None else None
+
+
+def _untraced(path: str, first: Run | None, against: str | None, second: Run | None, wanted: bool) -> None:
+    """Say what is missing, where something asked for needs traces; a run's report alone needs none."""
+    if first and not wanted and (against is None or second):
+        return
+    runs = [run.id for run in (first, second) if run and _traces(None, run) is None]
+    raise LfError(f"run {' and run '.join(runs) or path} holds no traces; record them with "
+                  "`lfhelpers launch --profile`.")
+
+
+def _print_runs(first: Run, second: Run | None) -> None:
+    from lfhelpers.diagnose import compare
+    from lfhelpers.diagnose import diagnose as of_run
+
+    print(of_run(first).table() if second is None else compare(first, second))
+
+
+def _print(found: Diagnosis | TraceComparison) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from lfhelpers.diagnose.trace import TraceComparison
+    from lfhelpers.diagnose.trace.compare import of_devices
+
+    console = Console(highlight=False)
+    console.print(Text(found.verdict, style="bold"), soft_wrap=True)
+    if isinstance(found, TraceComparison):
+        for name, side in (("a", found.a), ("b", found.b)):
+            console.print(Text(f"{name}: {side.main.head()}: {side.verdict}"), soft_wrap=True)
+        _tables(console, [found.rows(), found.group_rows()])
+        notes = [note for note in (of_devices(found.a.main, found.b.main),) if note]
+    else:
+        report = found.main
+        console.print(Text(report.head()), soft_wrap=True)
+        _tables(console, [report.rows(), found.rank_rows(), [group.row() for group in report.groups]])
+        for pattern in found.patterns:
+            console.print(Text(str(pattern)), soft_wrap=True)
+        notes = list(found.notes)
+    for note in notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def _tables(console: Any, tables: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    from rich.table import Table
+
+    for rows in tables:
+        if not rows:
+            continue
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for index, column in enumerate(rows[0]):
+            table.add_column(column, justify="right" if index else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*("" if value is None else str(value) for value in row.values()))
+        console.print(table)
+
+
+def _write(content: Mapping[str, Any], path: Path) -> None:
+    import orjson
+
+    from lfhelpers.runs import write_atomic
+
+    data = orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+    if path == Path("-"):
+        sys.stdout.write(data.decode())
+        return
+    with _writing(path):
+        write_atomic(path, data)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LfError(f"{path} can't be written: {error.strerror}.") from error

@@ -1,0 +1,59 @@
+"""The bench of several ranks: a whole part of it, and the link, on two real gloo ranks at the smallest size."""
+
+from dataclasses import replace
+
+import pytest
+
+from lfhelpers.bench import ddp, link
+from lfhelpers.errors import LfError
+from lfhelpers.levers.project import GPUS
+from lfhelpers.measure import record as records
+from lfhelpers.measure.link import SIZES, sizes
+
+SHORT = ("compile.scope=none", "log.skip=0", "batch.micro=1", "device=cpu")
+
+
+def test_the_levers_part_tells_scaling_the_tuner_and_what_it_chose(runs_root, tmp_path):
+    [levers] = ddp.selected(ddp.parts(SHORT), ["levers"])
+    kept = []
+    record = ddp.run([replace(levers, sweep=0.0)], blocks=3, keep=lambda so_far: kept.append(set(so_far.checks)))
+    assert record.settings["failed"] == {}
+    assert set(record.checks) == {"tiny_mb1_over_as_found", "scaling_efficiency", "exposed_share", "tuner_over_best",
+                                  "tuner_exposed_error"}
+    assert kept[-1] == set(record.checks) and any(so_far < kept[-1] for so_far in kept), "kept as it was found"
+    names = [(row.name, row.unit) for row in record.rows]
+    assert names[:SIZES] == [(f"all-reduce of {size} bytes", "ms") for size in sizes("cpu")]
+    assert names[SIZES:] == [("tiny_mb1 full, with exchange", "ms"), ("tiny_mb1 full, without exchange", "ms"),
+                             ("tiny_mb1 as found", "ms"), ("tiny_mb1 full", "ms"), ("tiny_mb1 full", "x as found")]
+    tuner = record.settings["levers"]["tuner"]
+    ran = [plan for plan in tuner["plans"] if plan["measured [ms]"] is not None]
+    assert 3 <= len(ran) == tuner["swept"] <= 5 and tuner["chosen"] in [plan["buckets"] for plan in ran]
+    sent = sum(bucket["size"] for bucket in tuner["timeline"]["buckets"])
+    assert sent == sum(gradient["size"] for gradient in tuner["gradients"]) > 0
+    assert [row["gpus"] for row in tuner["projection"]["rows"]] == [2, *GPUS]
+    exposed = record.settings["levers"]["exposed"]["tiny_mb1"]
+    assert exposed["exposed_ms"] == pytest.approx(exposed["transfer_ms"] + exposed["waiting_ms"])
+    assert records.load(records.write(record, tmp_path / "record.json")).checks == record.checks
+
+
+def test_a_part_that_fails_is_a_sentence_and_not_the_end(runs_root):
+    [part] = ddp.selected(ddp.parts(("workload.size=huge", *SHORT)), ["small"])
+    record = ddp.run([part], blocks=3)
+    assert record.rows == [] and "huge" in record.settings["failed"]["small"]
+
+
+def test_parts_are_chosen_by_name_and_a_slow_link_stands_in_its_recipe():
+    found = ddp.parts(SHORT, "gloo:0.01GB/s")
+    assert [part.name for part in found] == ["levers", "small", "slow_link"]
+    assert [part.job.ddp.slow_link for part in found] == [None, None, "gloo:0.01GB/s"]
+    assert [part.name for part in ddp.selected(found, ["small"])] == ["small"]
+    with pytest.raises(LfError, match="--part smal: there are levers, small, slow_link"):
+        ddp.selected(found, ["smal"])
+
+
+def test_a_slowed_link_is_measured_and_said_to_be_slowed(runs_root):
+    record = link.run(repeats=3, slow_link="gloo:0.5GB/s,100us", device="cpu")
+    assert set(record.checks) == {"slow_latency_us", "slow_bus_gb_s"}
+    assert len(record.rows) == 2 * SIZES and all(row.name.startswith("slow link, ") for row in record.rows)
+    assert record.checks["slow_bus_gb_s"] <= 0.5 and record.checks["slow_latency_us"] >= 100
+    assert "slowed on purpose (gloo:0.5GB/s,100us)" in record.settings["text"]
