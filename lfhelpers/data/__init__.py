@@ -53,7 +53,14 @@ def make_loader(job: Recipe, manifest: Manifest, plan: Plan, fields: Fields,
     engine: Any = importlib.import_module(f"lfhelpers.data.engines.{job.data.loader}")
     if job.data.loader == "synthetic":
         return engine.make(request)
-    ahead = request.workers() * (job.data.prefetch + 1) + 2 * job.data.depth + 1  # batches, by the furthest engine
-    spread = plan.world * plan.micro * ahead
+    spread = plan.world * plan.micro * _ahead(job, request.workers())
     end = manifest.follow(plan, start, stop, spread)  # before the engine forks workers, which tell it where they are
     return FollowedLoader(lambda: engine.make(request), end) if end else engine.make(request)
+
+
+def _ahead(job: Recipe, workers: int) -> int:
+    """Batches that the engine may be reading at once, the one in use included."""
+    data = job.data
+    in_workers = workers * data.prefetch + 1
+    return {"threads": data.depth + 1, "two_level": 2 * data.depth + 1,
+            "dali": in_workers + workers + data.depth}.get(data.loader, in_workers)
