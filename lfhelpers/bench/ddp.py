@@ -8,7 +8,7 @@ names, and its sweep stands under `settings["slow_link"]`; none of them is compa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ class Part:
     name: str
     runs: str
     job: Recipe
-    timeout: float = 300.0
+    timeout: float = 330.0
     sweep: float = 150.0
     """Seconds after which no further plan of the exhaustive sweep begins."""
 
@@ -47,7 +47,7 @@ def parts(overrides: Sequence[str] = (), slow_link: str | None = None) -> tuple[
     changes = [(f"workload.size={size}", f"batch.micro={micro}", *COMMON, *overrides) for size, micro in sizes]
     link = slow_link or ("nccl:shm" if gpu else "gloo:0.05GB/s")
     return (Part("levers", "levers", recipe("full", *changes[0], name="bench-ddp")),
-            Part("small", "scaling", recipe("full", *changes[1], name="bench-ddp-small"), 150.0),
+            Part("small", "scaling", recipe("full", *changes[1], name="bench-ddp-small"), 120.0),
             Part("slow_link", "slow", recipe("competent", *changes[2], **{"ddp.slow_link": link},
                                              name="bench-ddp-slow"), 150.0))
 
@@ -82,7 +82,7 @@ def run(which: Sequence[Part] | None = None, ranks: int = 2, blocks: int = 6,
     return record
 
 
-def _measured(part: Part, ranks: int, blocks: int, failed: dict[str, str]) -> Any:
+def _measured(part: Part, ranks: int, blocks: int, failed: dict[str, str]) -> Iterator[dict[str, Any]]:
     """What the part has found, each time that it is more; a failure is one sentence under its name."""
     seen: dict[str, Any] = {}
     try:
@@ -98,6 +98,9 @@ def _measured(part: Part, ranks: int, blocks: int, failed: dict[str, str]) -> An
             failed[part.name] = f"it did not end within {part.timeout:.0f} s."
         found = job.run.read(RESULT) or {}
         if found != seen:
+            for name, value in found.get("checks", {}).items():
+                if seen.get("checks", {}).get(name) != value:
+                    print(f"{part.name}: {name} {value:.4g}", flush=True)
             seen = found
             yield seen
         time.sleep(LOOK)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -154,14 +154,15 @@ class Trials:
         self._trainer.rewrap(self.choice.best.limits)
         self._trainer.warm_up()
 
-    def sweep(self) -> float:
-        """Run the other candidates too, as far as time reaches; the choice's step over that of the best of them."""
-        for plan in self.choice.plans:
-            spent = self._bench.ranks.gather(time.monotonic() - self._began)[0]
-            if plan.name not in self.ran and spent < self._bench.seconds:
-                self.verify(plan.name, plan.limits)
-        best = min(verified.effect.ratio for verified in self.ran.values())
-        return self.ran[self.choice.best.name].effect.ratio / best
+    def sweep(self) -> Iterator[float]:
+        """Run the other candidates too, as far as time reaches; after each the choice's step over the best one's."""
+        while True:
+            best = min(verified.effect.ratio for verified in self.ran.values())
+            yield self.ran[self.choice.best.name].effect.ratio / best
+            left = [plan for plan in self.choice.plans if plan.name not in self.ran]
+            if not left or self._bench.ranks.gather(time.monotonic() - self._began)[0] > self._bench.seconds:
+                return
+            self.verify(left[0].name, left[0].limits)
 
     def told(self) -> dict[str, Any]:
         """All of it as plain values: the choice, each plan, the timeline of the chosen one, and projections from it."""

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from lfhelpers.data import make_loader, make_plan
 from lfhelpers.data.manifest import Manifest
+from lfhelpers.data.order import Plan
 from lfhelpers.errors import LfError, nearest
 from lfhelpers.launch import launch
 from lfhelpers.launch.prepare import prepare
@@ -87,21 +88,25 @@ def main() -> None:
     run = Run(options.run)
     job, ranks = run.recipe, identify(run.recipe.device)
     ranks.take_device()
-    plan = make_plan(job, Manifest.load(str(job.data.path), cache_gb=job.data.cache_gb), ranks.world)
-    workload = find(job)
-    loader = make_loader(job, Manifest.load(str(job.data.path), cache_gb=job.data.cache_gb), plan, workload.fields,
-                         workload.sample, ranks.rank, start=0, stop=job.steps)
-    with loader, joined(ranks), arithmetic(job.precision.mode, ranks.device), ExitStack() as stack:
-        sides = {name: _Side(job.with_(**VARIANTS[name]), ranks, stack) for name in options.names}
+    manifest, workload = Manifest.load(str(job.data.path), cache_gb=job.data.cache_gb), find(job)
+    plan = make_plan(job, manifest, ranks.world)
+    loader = make_loader(job, manifest, plan, workload.fields, workload.sample, ranks.rank, start=0, stop=job.steps)
+    with loader, joined(ranks, job.ddp.slow_link), arithmetic(job.precision.mode, ranks.device), ExitStack() as stack:
         feed = Feed(iter(loader), plan, workload, ranks, StepClock(ranks.device), job, 0)
-        for step in tqdm(range(job.steps), desc="hooks", disable=None):
-            pairs = [next(feed) for _ in range(plan.micro_batches(step))]
-            turn = step % len(sides)
-            for name in [*list(sides)[turn:], *list(sides)[:turn]]:
-                sides[name].run(step, pairs)
-        seen = ranks.gather({name: vars(side.seen) for name, side in sides.items()})
+        seen = ranks.gather(_train(job, options.names, ranks, plan, feed, stack))
         if ranks.first:
             run.write(_RESULT, seen)
+
+
+def _train(job: Recipe, names: Sequence[str], ranks: Ranks, plan: Plan, feed: Feed, stack: ExitStack) -> dict[str, Any]:
+    """All steps of all variants; what this rank saw, by name."""
+    sides = {name: _Side(job.with_(**VARIANTS[name]), ranks, stack) for name in names}
+    for step in tqdm(range(job.steps), desc="hooks", disable=None):
+        pairs = [next(feed) for _ in range(plan.micro_batches(step))]
+        turn = step % len(sides)
+        for name in [*names[turn:], *names[:turn]]:
+            sides[name].run(step, pairs)
+    return {name: vars(side.seen) for name, side in sides.items()}
 
 
 @dataclass

@@ -56,6 +56,8 @@ class Trainer:
             model = bare(self.parts.model)
             for parameter in model.parameters():
                 parameter.grad = None  # a view into the old buckets
+            if self.ranks.device.type == "cuda":
+                torch.cuda.synchronize()  # a replay may be on its way
             del self.step
             self.parts = self.parts._replace(model=model)
             gc.collect()  # the old DDP's hooks go with it

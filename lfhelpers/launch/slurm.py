@@ -86,7 +86,8 @@ def script(run: Run, request: Request, module: str = "lfhelpers.train", args: Se
     cpus = [f"--cpus-per-task={request.cpus}"] if request.cpus else []  # srun has to be told again
     gpus = [f"--gpus-per-node={request.per_node}"] if request.gpus else []
     own = ["-m", "lfhelpers.launch.slurm", "--nproc", str(request.per_node)]
-    again = ["  scontrol requeue \"$SLURM_JOB_ID\""] if request.requeue else ["  echo 'not requeued, as was asked'"]
+    # Slurm ends a script that it queues again; one that ended by itself could still be counted as failed.
+    again = ['  scontrol requeue "$SLURM_JOB_ID" && sleep 60'] if request.requeue else ["  echo 'left, not requeued'"]
     return "\n".join([
         "#!/bin/bash",
         f"#SBATCH --job-name={run.recipe.name}",

@@ -17,6 +17,8 @@ from itertools import accumulate
 MB = 2**20
 DEFAULT = (1.0, 25.0)
 """torch's own limits in MiB: the first bucket, and every other one."""
+FIRST_MB = 4.0
+"""The first bucket where one size is given for all: it is full early, so the exchange starts early."""
 
 
 @dataclass(frozen=True)

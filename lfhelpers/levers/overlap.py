@@ -23,11 +23,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.errors import LfError
-from lfhelpers.levers.buckets_sim import DEFAULT, MB
+from lfhelpers.levers.buckets_sim import DEFAULT, FIRST_MB, MB
 from lfhelpers.recipe import DdpFields, Recipe
 
-FIRST_MB = 4.0
-"""The first bucket where the recipe gives one size for all: it is full early, so the exchange starts early."""
 SETTLING = 2
 """Passes of a static graph that must exchange before any may go without: in them DDP learns the graph."""
 NEVER = 2**31 - 1

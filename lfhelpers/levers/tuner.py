@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from lfhelpers.errors import LfError
 from lfhelpers.levers import buckets_sim
-from lfhelpers.levers.buckets_sim import MB, Gradient, Outcome
-from lfhelpers.levers.overlap import FIRST_MB
+from lfhelpers.levers.buckets_sim import FIRST_MB, MB, Gradient, Outcome
 from lfhelpers.measure.link import Link
 from lfhelpers.measure.statistics import Effect
 

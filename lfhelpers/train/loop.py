@@ -86,14 +86,20 @@ def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequ
     with loader, joined(ranks, job.ddp.slow_link), stream(job, ranks), \
             arithmetic(job.precision.mode, ranks.device), session(job, ranks.device, ranks.first) as compilation:
         first = _first_batch(job, manifest, plan, workload) if job.ddp.freeze_unused else None
-        parts = _build(job, run, ranks, workload, plan, compilation, list(hooks), first)
-        if resume:
-            plan.check_state(checkpoint.load(run, parts.model, parts.optimizer, ranks, parts.exchange))
-            if ranks.first:
-                run.truncate_steps(start)
         if ranks.first:
             run.write("environment.json", hardware.describe() | {"device": ranks.device.type})
-        return _run(parts, loader, start)
+        # Nothing here keeps the parts: a model that DDP still wraps when the ranks part aborts gloo now and then.
+        return _run(_ready(_build(job, run, ranks, workload, plan, compilation, list(hooks), first), start), loader,
+                    start)
+
+
+def _ready(parts: Job, start: int) -> Job:
+    """The parts as the run's newest checkpoint has them, where steps are done already."""
+    if start:
+        parts.plan.check_state(checkpoint.load(parts.run, parts.model, parts.optimizer, parts.ranks, parts.exchange))
+        if parts.ranks.first:
+            parts.run.truncate_steps(start)
+    return parts
 
 
 def _build(job: Recipe, run: Run, ranks: Ranks, workload: Workload, plan: Plan, compilation: Compilation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,5 +71,6 @@ def joined(ranks: Ranks, slow_link: str | None = None) -> Iterator[None]:
         try:
             yield
         finally:
+            gc.collect()  # NCCL waits for ever for a CUDA graph that still holds its collectives
             if dist.is_initialized():
                 dist.destroy_process_group()

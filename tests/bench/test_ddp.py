@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from lfhelpers.bench import ddp, link
 from lfhelpers.errors import LfError
@@ -40,6 +41,20 @@ def test_a_part_that_fails_is_a_sentence_and_not_the_end(runs_root):
     [part] = ddp.selected(ddp.parts(("workload.size=huge", *SHORT)), ["small"])
     record = ddp.run([part], blocks=3)
     assert record.rows == [] and "huge" in record.settings["failed"]["small"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_replayed_step_over_two_gpus_tells_its_buckets_one_by_one(runs_root):
+    """Each bucket is one kernel of the replay; one more sums the loss before backward."""
+    [levers] = ddp.selected(ddp.parts(("workload.size=tiny", "batch.micro=4", "compile.scope=none")), ["levers"])
+    record = ddp.run([replace(levers, sweep=0.0)], blocks=3)
+    assert record.settings["failed"] == {}
+    found = record.settings["levers"]
+    exposed = found["exposed"]["tiny_mb4"]
+    assert exposed["source"] == "profiled replays"
+    assert len(exposed["collectives"]) == len(found["tuner"]["timeline"]["buckets"]) + 1
+    assert 0 <= record.checks["exposed_share"] < 1
 
 
 def test_parts_are_chosen_by_name_and_a_slow_link_stands_in_its_recipe():

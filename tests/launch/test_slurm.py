@@ -58,7 +58,7 @@ def test_the_script_asks_for_what_was_wanted_and_passes_signals_on(run):
     (srun,) = [line for line in lines if line.startswith("srun ")]
     assert srun.startswith("srun --ntasks-per-node=1 --cpus-per-task=96 ")
     assert srun.endswith(f"-m lfhelpers.launch.slurm --nproc 8 {run.path} lfhelpers.train &")
-    assert "trap 'kill -USR1 $ranks' USR1" in lines and '  scontrol requeue "$SLURM_JOB_ID"' in lines
+    assert "trap 'kill -USR1 $ranks' USR1" in lines and '  scontrol requeue "$SLURM_JOB_ID" && sleep 60' in lines
     assert subprocess.run(["bash", "-n"], input="\n".join(lines), text=True).returncode == 0
 
 
@@ -74,7 +74,7 @@ def test_the_scripts_end(run, tmp_path, code, requeued):
     bin.mkdir()
     (bin / "srun").write_text(f"#!/bin/bash\ntrap 'echo told; exit {code}' USR1\ntouch {tmp_path}/up\n"
                               "while :; do sleep 0.05; done\n")
-    (bin / "scontrol").write_text("#!/bin/bash\necho scontrol $*\n")
+    (bin / "scontrol").write_text("#!/bin/bash\necho scontrol $*; exit 1\n")  # requeued jobs are not allowed here
     for file in bin.iterdir():
         file.chmod(0o755)
     batch = subprocess.Popen(["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

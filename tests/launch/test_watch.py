@@ -54,6 +54,13 @@ def test_of_a_long_file_only_the_end_is_read(tmp_path):
     assert [item["step"] for item in tail.rows] == list(range(20, 40))
 
 
+def test_exposed_exchange_is_shown_once_it_is_known(run):
+    run.append_steps([row(1, exposed_ms=None)])
+    assert "exposed" not in status_line(run)
+    run.append_steps([row(2, exposed_ms=7.0), row(3, exposed_ms=8.0)])
+    assert "data wait 40 %  exposed exchange 8 %  ETA" in status_line(run)
+
+
 def test_rows_that_a_resumed_run_cut_off_are_forgotten(run):
     run.append_steps([row(step) for step in range(1, 31)])
     tail = Tail(run.path / "steps.jsonl")
