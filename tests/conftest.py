@@ -20,6 +20,19 @@ def tabletop_shards(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory):
+    """The recipe of a job that trains a toy workload for 12 steps on a CPU; its ranks must start in the project."""
+    from lfhelpers.data.shards import write
+    from lfhelpers.recipe import recipe
+    from tests.train.conftest import toy_members
+
+    folder = tmp_path_factory.mktemp("toy-job") / "shards"
+    write(folder, toy_members, 67, shard_mb=0.02, progress=False)
+    return recipe("competent", f"data.path={folder}", "workload.use=tests.train.toy:Toy", "batch.micro=8", "steps=12",
+                  "data.workers=0", "data.augment=false", "log.skip=2", "log.probe=false", device="cpu")
+
+
 @pytest.fixture
 def runs_root(tmp_path, monkeypatch):
     """The folder in which this test's runs are made."""
