@@ -22,20 +22,19 @@ import argparse
 import functools
 import os
 import platform
-import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import uuid
 from pathlib import Path
 
 from lfhelpers import processes
 from lfhelpers.errors import LfError
 from lfhelpers.launch import checks, failures, network
-from lfhelpers.launch.hosts import Crew, Place
+from lfhelpers.launch.crew import Crew
+from lfhelpers.launch.ears import Ears
+from lfhelpers.launch.hosts import Place
 from lfhelpers.launch.watch import last_step
 from lfhelpers.runs import Run
 
@@ -168,36 +167,6 @@ def _refuse(run: Run, crew: Crew | None, error: LfError) -> int:
     return REFUSED
 
 
-class Ears:
-    """All that may tell this program something: signals, and the launcher, by its end of the pipe or by its death."""
-
-    def __init__(self, detached: bool = False, limit: bool = False) -> None:
-        """detached: nobody holds the pipe. limit: USR1 makes the file `leave`."""
-        self.detached = detached
-        self.leave = Path(tempfile.gettempdir()) / f"lfhelpers-leave-{uuid.uuid4()}" if limit else None
-        self._parent = os.getppid()
-        self._wake = _listen([signal.SIGUSR1] if limit else [])
-
-    def hear(self, seconds: float) -> str | None:
-        """Wait until something happens, `seconds` at most; a reason to end the job, if that is one."""
-        readable, _, _ = select.select([self._wake] if self.detached else [0, self._wake], [], [], seconds)
-        if self._wake in readable:
-            for number in os.read(self._wake, 64):
-                if number == signal.SIGUSR1 and self.leave:
-                    self.leave.touch()
-                elif number != signal.SIGCHLD:
-                    return f"the supervisor got {signal.Signals(number).name}"
-        # A process forked from the launcher may hold the pipe open after the launcher's death: hence the second look.
-        if (0 in readable and not os.read(0, 4096)) or os.getppid() != self._parent:
-            return "the process that launched it is gone"
-        return None
-
-    def close(self) -> None:
-        """Remove the file."""
-        if self.leave:
-            self.leave.unlink(missing_ok=True)
-
-
 def _under(parent: int, ignore: bool) -> None:
     """In torchrun's process before it starts: die with this program, and take no notice of USR1, as all below it."""
     processes.die_with_parent(parent)
@@ -218,18 +187,6 @@ def _environment(run: Run, nproc: int, place: Place | None, leave: Path | None) 
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10", **(place.environment() if place else {}), **os.environ,
             "PYTHONUNBUFFERED": "1", **({processes.LEAVE: str(leave)} if leave else {}),
             processes.RUN: str(run.path), processes.SUPERVISOR: str(processes.Member.of(os.getpid()))}
-
-
-def _listen(more: list[signal.Signals]) -> int:
-    """A descriptor that yields the number of each signal that comes, so that one select waits for everything."""
-    receive, send = os.pipe()
-    os.set_blocking(receive, False)
-    os.set_blocking(send, False)
-    signal.set_wakeup_fd(send, warn_on_full_buffer=False)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, *more):
-        if not (number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN):  # nohup asked for that
-            signal.signal(number, lambda *_: None)
-    return receive
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -65,10 +65,13 @@ def held() -> tuple[set[int], int, int, list[str]]:
 
 
 @pytest.fixture
-def nothing_left() -> Iterator[None]:
-    before = held()
+def nothing_left(dataset: Manifest) -> Iterator[None]:
+    """No process, open file, ring or entry more than before; what other tests left may go meanwhile."""
+    read(toy(1), dataset)  # libraries open files of their own at first use
+    children, *rest = held()
     yield
-    assert held() == before
+    later, *others = held()
+    assert later <= children and others == rest
 
 
 def test_the_second_level_does_to_each_batch_what_is_said_of_it(dataset: Manifest) -> None:

@@ -69,8 +69,7 @@ def cluster():
             program = shutil.which(command[0], path=PATH)
             daemon = subprocess.Popen([program, *command[1:]], env=environment, stdin=subprocess.DEVNULL,
                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            stack.callback(daemon.wait)
-            stack.callback(daemon.terminate)
+            stack.callback(_end, daemon)
             if command[0] == "munged":
                 until((folder / "munge.socket").exists, 20)
         until(lambda: "idle" in subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True,
@@ -78,3 +77,12 @@ def cluster():
         yield {key: environment[key] for key in ("PATH", "SLURM_CONF")}
         subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], env=environment, check=False,
                        capture_output=True)
+
+
+def _end(daemon: subprocess.Popen) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(10)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()

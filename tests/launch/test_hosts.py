@@ -14,8 +14,9 @@ import pytest
 
 from lfhelpers import runs
 from lfhelpers.errors import LfError
-from lfhelpers.launch import hosts, start, written
-from lfhelpers.launch.hosts import Crew, Place, commands, here, interface_to
+from lfhelpers.launch import crew, hosts, start, written
+from lfhelpers.launch.crew import Crew
+from lfhelpers.launch.hosts import Place, commands, here, interface_to
 from lfhelpers.processes import descendants
 from lfhelpers.recipe import recipe
 from lfhelpers.runs import Run
@@ -118,16 +119,16 @@ def test_the_command_line_prints_what_to_run_and_starts_nothing_elsewhere(runs_r
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(hosts, "LOOK", 0.02)
+    monkeypatch.setattr(crew, "LOOK", 0.02)
 
 
-def together(*crews: Crew, silent: tuple[Crew, ...] = ()) -> list[str | Exception | None]:
+def together(*crews: Crew) -> list[str | Exception | None]:
     """Each crew's meet(), at once: what it returned or raised."""
     answers: list = [None] * len(crews)
 
-    def meet(index: int, crew: Crew) -> None:
+    def meet(index: int, one: Crew) -> None:
         try:
-            answers[index] = crew.meet(lambda: time.sleep(0.01))
+            answers[index] = one.meet(lambda: time.sleep(0.01))
         except LfError as error:
             answers[index] = error
 
@@ -161,7 +162,7 @@ def test_words_of_an_earlier_start_count_for_nothing(run, quick):
 
 def test_other_versions_are_refused_on_both_sides(run, quick, monkeypatch):
     a = Crew(run, place(0))
-    monkeypatch.setattr(hosts, "versions", lambda: {**a._word["versions"], "torch": "1.0"})
+    monkeypatch.setattr(crew, "versions", lambda: {**a._word["versions"], "torch": "1.0"})
     b = Crew(run, place(1))
     first, second = together(a, b)
     assert str(first).startswith("b has torch 1.0, and a has ") and "install the same on all hosts" in str(first)
@@ -170,7 +171,7 @@ def test_other_versions_are_refused_on_both_sides(run, quick, monkeypatch):
 
 
 def test_a_host_that_never_comes_is_named(run, quick, monkeypatch):
-    monkeypatch.setattr(hosts, "COME", 0.1)
+    monkeypatch.setattr(crew, "COME", 0.1)
     (answer,) = together(Crew(run, place(0)))
     assert str(answer).startswith("b did not come within 0 s; run each host's command")
 
@@ -193,7 +194,7 @@ def test_a_host_that_says_nothing_more_is_gone_and_the_next_one_speaks(run, quic
     a, b = Crew(run, place(0)), Crew(run, place(1))
     together(a, b)
     until(lambda: b.lost())
-    assert b.blamed == f"a is gone: no word from it for {hosts.GONE * hosts.LOOK:.0f} s"
+    assert b.blamed == f"a is gone: no word from it for {crew.GONE * crew.LOOK:.0f} s"
     assert b.end(None, 1) == []
     assert b.silent == ["a"] and b.speaks and not b.done
 

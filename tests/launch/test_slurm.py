@@ -10,7 +10,8 @@ import pytest
 
 from lfhelpers import processes, runs
 from lfhelpers.errors import LfError
-from lfhelpers.launch import hosts, slurm
+from lfhelpers.launch import slurm
+from lfhelpers.launch.crew import Crew
 from lfhelpers.launch.hosts import Place
 from lfhelpers.launch.slurm import Request, job_of, place_of, script, submit, wait
 from lfhelpers.launch.watch import last_step
@@ -122,7 +123,7 @@ def test_ranks_are_asked_at_agreed_steps_alone(tmp_path, monkeypatch):
 def test_a_run_on_another_machine_lives_by_its_words(run):
     run.set_status("running", pid=1, host="another.machine")
     assert (run.status["state"], run.status["reason"]) == ("stopped", "the job's process is gone; it was killed")
-    hosts.Crew(run, Place(("another.machine",), 0, None, "s")).look()
+    Crew(run, Place(("another.machine",), 0, None, "s")).look()
     assert run.status["state"] == "running"
     os.utime(run.path / "hosts" / "0.json", (0, 0))
     assert run.status["state"] == "stopped"
