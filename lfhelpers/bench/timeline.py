@@ -18,6 +18,7 @@ from lfhelpers.bench.step import Case, ladder
 from lfhelpers.bench.trainer import Trainer
 from lfhelpers.errors import LfError
 from lfhelpers.measure import hardware, isolated
+from lfhelpers.measure.timeline import HOST, Span, span_of, typical
 
 WINDOW_US = 4000.0
 NAME = 60
@@ -47,18 +48,13 @@ def _window(job: Any) -> list[list[Any]]:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiled:
         trainer.run(1)
         torch.cuda.synchronize()
-    rows = [row for event in profiled.events() or [] if (row := _row(event)) is not None]
-    kernels = sorted(row[2] for row in rows if row[0] != "host")
-    begin = kernels[len(kernels) // 4]
-    return [[lane, name, round(start - begin, 1), round(end - begin, 1)] for lane, name, start, end in sorted(
-        rows, key=lambda row: row[2]) if begin <= start < begin + WINDOW_US]
+    spans = [span for event in profiled.events() or [] if (span := _span(event)) is not None]
+    return [[span.lane, span.name[:NAME], round(span.start_us, 1), round(span.end_us, 1)]
+            for span in typical(spans, WINDOW_US)]
 
 
-def _row(event: Any) -> list[Any] | None:
-    """An event of the profiler as a row: kernels and copies by stream, and the host's calls that launch them."""
-    span = event.time_range
+def _span(event: Any) -> Span | None:
+    """An event of the profiler: kernels and copies by stream, and the host's calls that launch them."""
     if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("lf."):
-        return [f"stream {getattr(event, 'device_resource_id', 0)}", event.name[:NAME], span.start, span.end]
-    if event.name.startswith("cu") and "Launch" in event.name:
-        return ["host", event.name[:NAME], span.start, span.end]
-    return None
+        return span_of(event, f"stream {getattr(event, 'device_resource_id', 0)}")
+    return span_of(event, HOST) if event.name.startswith("cu") and "Launch" in event.name else None

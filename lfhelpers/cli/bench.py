@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,13 +54,8 @@ def step(
 ) -> None:
     """One training step, lever by lever, against the step as found."""
     from lfhelpers.bench.step import cases, run
-    from lfhelpers.measure import record as records
 
-    def keep(record: Record) -> None:
-        if out is not None:
-            records.write(record, out)
-
-    finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or [], keep), out, onto)
+    finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or [], _keeping(out)), out, onto)
 
 
 @bench_app.command("ddp")
@@ -74,13 +70,9 @@ def ddp(
 ) -> None:
     """What several ranks win, what their exchange costs, and whether the tuner's buckets are the best."""
     from lfhelpers.bench.ddp import parts, run, selected
-    from lfhelpers.measure import record as records
 
-    def keep(record: Record) -> None:
-        if out is not None:
-            records.write(record, out)
-
-    finish(run(selected(parts(overrides or [], slow_link), only or []), ranks, blocks, keep), out, onto)
+    finish(run(selected(parts(overrides or [], slow_link), only or []), ranks, blocks, _keeping(out)),
+           out, onto)
 
 
 @bench_app.command("link")
@@ -108,6 +100,16 @@ def timeline(
 
     (found,) = cases([case]) or ()
     print(f"timeline: {record(found, out)}")
+
+
+def _keeping(out: Path | None) -> Callable[[Record], None]:
+    """Write the record so far into the file that is asked for, so that a bench cut short leaves what it has."""
+    def keep(record: Record) -> None:
+        from lfhelpers.measure import record as records
+
+        if out is not None:
+            records.write(record, out)
+    return keep
 
 
 def finish(record: Record, out: Path | None, onto: Path | None = None) -> None:

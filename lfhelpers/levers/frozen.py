@@ -17,6 +17,26 @@ Batch = dict[str, Tensor]
 Pair = tuple[Batch, Batch]
 
 
+class InTurn:
+    """The pairs as they come, with nothing computed ahead: nothing to launch, nothing held."""
+
+    def __init__(self, source: Iterator[Pair]) -> None:
+        self._source = source
+
+    def __iter__(self) -> InTurn:
+        return self
+
+    def __next__(self) -> Pair:
+        return next(self._source)
+
+    def launch(self) -> None:
+        """Nothing, as in Ahead without a pair to come."""
+
+    def held(self) -> Pair | None:
+        """None: each pair is taken whole."""
+        return None
+
+
 class Ahead:
     """An iterator of (batch, draws) whose batches have the frozen part's results in place of its inputs.
 

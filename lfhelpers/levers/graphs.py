@@ -24,7 +24,6 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 Function = Callable[[Tensors, Any], Tensors]
-LEAST_WARMUP = 3
 DDP_WARMUP = 11
 MOST_GRAPHS = 8
 """Forms of inputs that are recorded; each holds memory, and a run that meets more has no fixed shapes."""

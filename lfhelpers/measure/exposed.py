@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfhelpers.measure.timeline import Span, merged
+from lfhelpers.measure import intervals, kernels
+from lfhelpers.measure.timeline import Span, outermost, span_of, times
 
 Interval = tuple[float, float]
-COMMUNICATION = re.compile(r"nccl|rccl|symm_mem|nvshmem|gloo:|cross_?device_?reduce", re.IGNORECASE)
-"""Names of kernels that move data between ranks (NCCL's and RCCL's of all versions), and gloo's operators on a CPU."""
+COMMUNICATION = re.compile(rf"{kernels.COMMUNICATION}|gloo:", re.IGNORECASE)
+"""Names of kernels that move data between ranks, and gloo's operators on a CPU."""
 ANNOTATION = re.compile(r"^(lf\.|nccl:|ProfilerStep|Optimizer\.|## )|^(DistributedDataParallel|Torch-Compiled)")
 """Rows of a device's timeline that are brackets around kernels, not kernels."""
 COPY = re.compile(r"^(memcpy|memset)", re.IGNORECASE)
@@ -59,31 +60,11 @@ def exposure(computing: Iterable[Span], communicating: Iterable[Span]) -> Exposu
         return Exposure(0.0, 0.0, 0.0, 0.0, ())
     begin = min(span.start_us for span in (*compute, *collectives))
     end = max(span.end_us for span in (*compute, *collectives))
-    busy, moving = merged(compute), merged(collectives)
-    return Exposure((end - begin) / 1e3, length(busy) / 1e3, length(moving) / 1e3, length(without(moving, busy)) / 1e3,
+    busy, moving = times(compute), times(collectives)
+    alone = intervals.subtract(moving, busy)
+    busy_ms, moving_ms, alone_ms = (intervals.total(part) / 1e6 for part in (busy, moving, alone))
+    return Exposure((end - begin) / 1e3, busy_ms, moving_ms, alone_ms,
                     tuple(((span.start_us - begin) / 1e3, (span.end_us - begin) / 1e3) for span in collectives))
-
-
-def without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
-    """What is left of `intervals` outside `taken`; both in order and apart from each other, as `merged` gives them."""
-    left, place = [], 0
-    for start, end in intervals:
-        while place < len(taken) and taken[place][1] <= start:
-            place += 1
-        at, cursor = start, place
-        while cursor < len(taken) and taken[cursor][0] < end:
-            if taken[cursor][0] > at:
-                left.append((at, taken[cursor][0]))
-            at = max(at, taken[cursor][1])
-            cursor += 1
-        if at < end:
-            left.append((at, end))
-    return left
-
-
-def length(intervals: Iterable[Interval]) -> float:
-    """The sum of their lengths."""
-    return sum(end - start for start, end in intervals)
 
 
 @dataclass(frozen=True)
@@ -120,14 +101,8 @@ def of_events(events: Iterable[Any], on_gpu: bool) -> Exposure:
 
     device = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
     found = [event for event in events if event.device_type == device and event.time_range.elapsed_us() > 0]
-    moving = [_span(event) for event in found if is_communication(event.name)]
+    moving = [span_of(event) for event in found if is_communication(event.name)]
     if on_gpu:
-        return exposure([_span(event) for event in found if not is_communication(event.name)
+        return exposure([span_of(event) for event in found if not is_communication(event.name)
                          and not ANNOTATION.search(event.name) and not COPY.search(event.name)], moving)
-    operators = [event for event in found if event.name.startswith("aten::")
-                 and not (event.cpu_parent and event.cpu_parent.name.startswith("aten::"))]
-    return exposure([_span(event) for event in operators], moving)
-
-
-def _span(event: Any) -> Span:
-    return Span("", event.name, event.time_range.start, event.time_range.end)
+    return exposure([span_of(event) for event in outermost(found)], moving)

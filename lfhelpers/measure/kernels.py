@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-COMMUNICATION = r"nccl|rccl|symm_mem|nvshmem|oneccl|multimem_|(one|two)_shot_all_?reduce|cross_device_reduce"
+COMMUNICATION = r"nccl|rccl|symm_mem|nvshmem|oneccl|multimem_|(one|two)_shot_all_?reduce|cross_?device_?reduce"
 """Kernels that exchange between ranks, by the libraries that name them (NCCL, RCCL, NVSHMEM, symmetric memory)."""
 GROUPS = (
     ("optimizer", r"adam|multi_tensor_apply.*(fused|addcdiv|lerp|sqrt)|^_update"),

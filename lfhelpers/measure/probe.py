@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lfhelpers.measure.exposed import Exposure, of_events
+from lfhelpers.measure.timeline import outermost
 
 # Operators that hand a value of the device to the host: each makes the host wait for all work queued before it.
 HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::_assert_async")
@@ -45,8 +46,7 @@ class Probe:
         on_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
         spans = {name: [event.time_range for event in on_host if event.name == f"lf.{name}"] for name in WORKING_PHASES}
         # Outermost operators alone: what they call inside costs far less than a call from Python or autograd.
-        starts = [event.time_range.start for event in on_host if event.name.startswith("aten::")
-                  and not (event.cpu_parent and event.cpu_parent.name.startswith("aten::"))]
+        starts = [event.time_range.start for event in outermost(on_host)]
         counts = {name: sum(any(span.start <= start < span.end for span in spans[name]) for start in starts)
                   for name in WORKING_PHASES}
         ours = {event.thread for event in on_host if event.name.startswith("lf.")}

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
 from lfhelpers.errors import LfError
-from lfhelpers.measure import record
+from lfhelpers.measure import intervals, record
 
 HOST = "host"
 
@@ -46,9 +47,19 @@ def operators(step: Callable[[], object]) -> list[Span]:
 
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         step()
-    found = [Span(HOST, event.name, event.time_range.start, event.time_range.end) for event in profiled.events() or []
-             if _is_operator(event) and not (event.cpu_parent and _is_operator(event.cpu_parent))]
-    return sorted(found, key=lambda span: span.start_us)
+    return sorted((span_of(event, HOST) for event in outermost(profiled.events() or [])),
+                  key=lambda span: span.start_us)
+
+
+def outermost(events: Iterable[Any]) -> list[Any]:
+    """torch.profiler's events of operators that no other operator called: what Python and autograd asked for."""
+    return [event for event in events if _is_operator(event)
+            and not (event.cpu_parent and _is_operator(event.cpu_parent))]
+
+
+def span_of(event: Any, lane: str = "") -> Span:
+    """One of torch.profiler's events."""
+    return Span(lane, event.name, event.time_range.start, event.time_range.end)
 
 
 def window(found: Sequence[Span], length_us: float, start_us: float = 0.0) -> list[Span]:
@@ -67,13 +78,14 @@ def typical(found: Sequence[Span], length_us: float) -> list[Span]:
 
 def merged(found: Iterable[Span]) -> list[tuple[float, float]]:
     """The times in which at least one of the spans ran, as (start, end) in us, in order and apart from each other."""
-    joined: list[tuple[float, float]] = []
-    for start, end in sorted((span.start_us, span.end_us) for span in found):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        else:
-            joined.append((start, end))
-    return joined
+    return [(start / 1e3, end / 1e3) for start, end in times(found).tolist()]
+
+
+def times(found: Iterable[Span]) -> intervals.Set:
+    """The same as a set of measure.intervals, in nanoseconds."""
+    edges = np.array([(span.start_us, span.end_us) for span in found], dtype=np.float64).reshape(-1, 2)
+    starts, ends = np.rint(edges * 1e3).astype(np.int64).T
+    return intervals.union(starts, ends)
 
 
 def recorded(where: str | None = None) -> Timeline | None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from lfhelpers.train.precision import Precision
 from lfhelpers.workloads.base import Batch, Workload
-from lfhelpers.workloads.vla.action import EmbodimentLinear
 
 GRADIENT = 1.5
 """Most that a reordered lever's error against float64 may be, in units of eager's."""
@@ -44,7 +43,7 @@ def gradients(workload: Workload, model: nn.Module, batch: Batch, draws: Batch,
     if precision is None:
         model.double()
         for module in model.modules():  # a model may make fp32 numbers of its own, as those of a time
-            if isinstance(module, nn.Linear | EmbodimentLinear):
+            if isinstance(module, nn.Linear) or getattr(module, "autocast_weights", False):
                 module.register_forward_pre_hook(lambda _, args: tuple(map(_widened, args)))
         batch, draws = ({name: _widened(value) for name, value in part.items()} for part in (batch, draws))
     with precision.autocast() if precision else contextlib.nullcontext():
@@ -67,7 +66,7 @@ def band(ours: Tensor, eager: Tensor, last: int = 20) -> Band:
 
 def _with_data(module: nn.Module, grad: Tensor) -> Tensor:
     """Of an embodiment layer's gradient the rows that the data has, so that recipes with and without others agree."""
-    return grad[grad.flatten(1).any(1)] if isinstance(module, EmbodimentLinear) else grad
+    return grad[grad.flatten(1).any(1)] if getattr(module, "autocast_weights", False) else grad
 
 
 def _widened(value: Tensor) -> Tensor:

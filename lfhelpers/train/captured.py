@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from lfhelpers.levers.frozen import Ahead, Pair
+from lfhelpers.levers.frozen import Pair
 from lfhelpers.levers.graphs import DDP_WARMUP, Graphs, Recorded, Tensors
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.recipe import Recipe
@@ -23,7 +23,7 @@ from lfhelpers.train.hooks import Hook
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.precision import Precision
 from lfhelpers.train.ranks import Ranks
-from lfhelpers.train.step import Step
+from lfhelpers.train.step import Step, nothing
 from lfhelpers.workloads.base import Workload
 
 
@@ -64,32 +64,31 @@ class CapturedStep:
         total, pairs = self._step.start(), self._step.pairs(iter(rest), held)
         self._step.accumulate(pairs, total, micro_batches, _untimed)
         values = self._step.update(total)
-        ahead = pairs.held() if isinstance(pairs, Ahead) else None
+        ahead = pairs.held()
         return {"values": values} | (ahead[0] if ahead else {})
 
     def _by_micro_batch(self, step: int, batches: Iterator[Pair], micro_batches: int) -> Tensor:
         ours, clock = self._step, self._step.clock
         pairs = ours.pairs(batches, ours.held)
-        launch = pairs.launch if isinstance(pairs, Ahead) else _untimed
         self._total.zero_()
         for index in range(micro_batches):
             last, pair = index == micro_batches - 1, next(pairs)
             if not last:
-                launch()
+                pairs.launch()
             if self.graphs.ready(inputs := _flat([pair]), last):
                 with clock.phase("captured"):
                     self.graphs(inputs, last)
             else:
-                ours.micro_batch(pair, self._total, last, clock.phase, add=False)
-        launch()
+                ours.micro_batch(pair, self._total, last, clock.phase, nothing, add=False)
+        pairs.launch()
         ours.ready(step)
         with clock.phase("optimizer"):
             values = ours.update(self._total)
-        ours.held = pairs.held() if isinstance(pairs, Ahead) else None
+        ours.held = pairs.held()
         return values
 
     def _micro_batch(self, inputs: Tensors, last: bool) -> Tensors:
-        self._step.micro_batch(_pairs(inputs)[0], self._total, last, _untimed, add=False)
+        self._step.micro_batch(_pairs(inputs)[0], self._total, last, _untimed, nothing, add=False)
         return {}
 
 

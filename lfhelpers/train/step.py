@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lfhelpers.levers.frozen import Ahead, Pair
+from lfhelpers.levers.frozen import Ahead, InTurn, Pair
 from lfhelpers.levers.overlap import settling
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.train.checkpoint import bare
@@ -66,27 +66,26 @@ class Step:
         self.ready(step)
         with self.clock.phase("optimizer"):
             values = self.update(total)
-        self.held = pairs.held() if isinstance(pairs, Ahead) else None
+        self.held = pairs.held()
         return values
 
     def start(self) -> Tensor:
         """The sums of loss and weight over a step's micro-batches, float32 [2], at 0."""
         return torch.zeros(2, device=self._ranks.device)
 
-    def pairs(self, batches: Iterator[Pair], held: Pair | None) -> Iterator[Pair]:
+    def pairs(self, batches: Iterator[Pair], held: Pair | None) -> Ahead | InTurn:
         """The pairs, `held` first, each with its frozen part computed ahead where the recipe asks for it."""
-        return Ahead(batches, self._frozen, self._beside, held) if self.frozen_ahead else batches
+        return Ahead(batches, self._frozen, self._beside, held) if self.frozen_ahead else InTurn(batches)
 
-    def accumulate(self, pairs: Iterator[Pair], total: Tensor, micro_batches: int, phase: Phase) -> None:
+    def accumulate(self, pairs: Ahead | InTurn, total: Tensor, micro_batches: int, phase: Phase) -> None:
         """Forward and backward of a step's micro-batches; the last one's frozen follower runs beside the update."""
-        launch = pairs.launch if isinstance(pairs, Ahead) else _nothing
         for index in range(micro_batches):
             last = index == micro_batches - 1
-            self.micro_batch(next(pairs), total, last, phase, _nothing if last else launch)
-        launch()
+            self.micro_batch(next(pairs), total, last, phase, nothing if last else pairs.launch)
+        pairs.launch()
 
     def micro_batch(self, pair: Pair, total: Tensor, last: bool, phase: Phase,
-                    between: Callable[[], None] = lambda: None, add: bool = True) -> None:
+                    between: Callable[[], None], add: bool = True) -> None:
         """Forward and backward of one pair, added to `total` and to the gradients, which are exchanged after the last.
 
         between: called between the two. add: begin to sum `total` over the ranks after the last forward.
@@ -130,5 +129,5 @@ class Step:
         return self._model.no_sync()
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Where nothing is launched."""

@@ -6,18 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
+from lfhelpers.measure import intervals
 from lfhelpers.measure.exposed import (
     exposure,
     is_communication,
-    length,
     of_events,
     split,
     split_each,
-    without,
 )
-from lfhelpers.measure.timeline import Span, merged
+from lfhelpers.measure.timeline import Span, times
 
-intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)).map(
+spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)).map(
     lambda pair: Span("", "", pair[0], pair[0] + pair[1])), max_size=12)
 
 
@@ -35,14 +34,13 @@ def test_only_what_no_kernel_covers_is_exposed():
 
 
 @settings(max_examples=80, deadline=None)
-@given(intervals, intervals)
+@given(spans, spans)
 def test_what_is_left_is_what_counting_moments_leaves(first, second):
-    a, b = merged(first), merged(second)
     left = {moment for one in first for moment in range(one.start_us, one.end_us)} - {
         moment for one in second for moment in range(one.start_us, one.end_us)}
-    rest = without(a, b)
-    assert {moment for start, end in rest for moment in range(start, end)} == left
-    assert length(rest) == len(left)
+    rest = intervals.subtract(times(first), times(second))  # in nanoseconds, 1000 a moment
+    assert {moment for start, end in rest.tolist() for moment in range(start // 1000, end // 1000)} == left
+    assert intervals.total(rest) == 1000 * len(left)
 
 
 def test_the_fastest_rank_shows_the_transfer_and_the_others_wait():

@@ -16,7 +16,6 @@ from lfhelpers.diagnose.trace.read import ANNOTATION, COPY, GPU_WORK, KERNEL, LA
 from lfhelpers.measure import kernels
 
 COMPUTE, COMMUNICATION, COPIES = range(3)
-CLASSES = ("compute", "communication", "copies")
 EXCHANGE = re.compile(kernels.COMMUNICATION, re.IGNORECASE)
 HOST_EXCHANGE = re.compile(r"^(gloo|mpi|ucc):", re.IGNORECASE)
 """Exchanges that the host itself does; `nccl:...` on the host only launches one."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from lfhelpers.diagnose.trace import intervals
 from lfhelpers.diagnose.trace.classes import COMMUNICATION, COMPUTE, COPIES, DATA, host_states
 from lfhelpers.diagnose.trace.partition import Partition
 from lfhelpers.diagnose.trace.processor import HostPartition
 from lfhelpers.diagnose.trace.read import KERNEL, OVERHEAD, Trace
+from lfhelpers.measure import intervals
 
 LEAST_KNOWN = 95.0
 MOST_SKEWED = 1.0

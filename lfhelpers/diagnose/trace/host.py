@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lfhelpers.diagnose.trace import intervals
 from lfhelpers.diagnose.trace.classes import BACKWARD, DATA, STATES, SYNC, host_states
-from lfhelpers.diagnose.trace.intervals import EMPTY, Set
 from lfhelpers.diagnose.trace.read import LAUNCH, OPERATOR, Trace
 from lfhelpers.diagnose.trace.steps import marks
+from lfhelpers.measure import intervals
+from lfhelpers.measure.intervals import EMPTY, Set
 
 BETWEEN_NODES = 100_000
 """ns: the engine's own work between two nodes of backward, at most; longer pauses are something else."""

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lfhelpers.diagnose.trace import intervals
 from lfhelpers.diagnose.trace.classes import (
     BACKWARD,
     COMMUNICATION,
@@ -33,10 +32,11 @@ from lfhelpers.diagnose.trace.classes import (
     work_rows,
 )
 from lfhelpers.diagnose.trace.host import Host, observe
-from lfhelpers.diagnose.trace.intervals import Set
 from lfhelpers.diagnose.trace.launches import Launches, launches
 from lfhelpers.diagnose.trace.read import Trace
 from lfhelpers.diagnose.trace.steps import Steps, find
+from lfhelpers.measure import intervals
+from lfhelpers.measure.intervals import Set
 
 DEVICE_GAP = 5_000
 """ns: between queued kernels a GPU is idle up to so long by itself."""

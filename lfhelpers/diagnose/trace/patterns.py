@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lfhelpers.diagnose.trace import intervals
 from lfhelpers.diagnose.trace.partition import CAUSES, HOST_CAUSES, Partition
 from lfhelpers.diagnose.trace.read import ANNOTATION, KERNEL, LAUNCH, OPERATOR
 from lfhelpers.diagnose.trace.work import in_window
+from lfhelpers.measure import intervals
 
 LAUNCH_SHARE = 15.0
 """Percent of the step that the GPU waits for the host, above which it is launch-bound."""

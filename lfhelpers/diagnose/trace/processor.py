@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lfhelpers.diagnose.trace import intervals
 from lfhelpers.diagnose.trace.classes import BACKWARD, DATA, HOST_EXCHANGE, OPTIMIZER, host_states
 from lfhelpers.diagnose.trace.host import main_lane
-from lfhelpers.diagnose.trace.intervals import Set
 from lfhelpers.diagnose.trace.read import ANNOTATION, OPERATOR, Trace
 from lfhelpers.diagnose.trace.steps import Steps, on_host
+from lfhelpers.measure import intervals
+from lfhelpers.measure.intervals import Set
 
 PARTS = ("data", "forward", "backward", "optimizer", "exposed communication", "python")
 

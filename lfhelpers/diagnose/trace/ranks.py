@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lfhelpers.diagnose.trace import intervals
 from lfhelpers.diagnose.trace.classes import COMPUTE
 from lfhelpers.diagnose.trace.collectives import name_of, rows_of
 from lfhelpers.diagnose.trace.launches import launches
@@ -22,6 +21,7 @@ from lfhelpers.diagnose.trace.patterns import Pattern
 from lfhelpers.diagnose.trace.processor import HostPartition
 from lfhelpers.diagnose.trace.read import Trace
 from lfhelpers.diagnose.trace.steps import on_host
+from lfhelpers.measure import intervals
 
 LATE_SHARE = 5.0
 """Percent of the step that the others wait for one rank, above which it is called a straggler."""
