@@ -91,7 +91,8 @@ def test_a_cut_video_is_an_error(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_damage_is_an_error_also_in_what_is_predicted_from_it(path: Path, tmp_path: Path, every: int) -> None:
-    entries = Video(path)._stream.index_entries
+    whole = Video(path)  # kept: what an index's entries point at is freed with their file
+    entries = whole._stream.index_entries
     data = bytearray(path.read_bytes())
     data[entries[31].pos + 8:entries[32].pos] = bytes(entries[32].pos - entries[31].pos - 8)
     (tmp_path / "numbers.mp4").write_bytes(data)
