@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 playbook: setup  ## run all notebooks headless; results and an index page are left in runs/playbook
 	$(BIN)/lfhelpers playbook
 
-test: setup lint  ## all tests
-	$(BIN)/python -m pytest
+test: setup lint  ## all tests, two at a time: most of them wait for processes of their own
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup  ## style, types, imports that only go downwards, notebooks without outputs
 	$(BIN)/ruff check .
