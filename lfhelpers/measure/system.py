@@ -11,6 +11,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 
 import psutil
 
@@ -33,6 +34,7 @@ class Monitor:
         self._gpu_bytes: list[int] = []
         self._host_bytes: list[int] = []
         self._cpu_percent = 0.0
+        self._energy: list[tuple[float, float]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_stopped, name="lfhelpers-monitor", daemon=True)
 
@@ -50,7 +52,8 @@ class Monitor:
         nothing about how well that kernel used it: one warp in a loop reads 100 %. MFU is the figure for efficiency.
         cpu_percent: mean of the whole machine, 0-100; cpu_count: its logical cores. host_rss_gib: peak of the tree's
         summed resident memory, pages shared between processes counted in each. gpu_memory_gib: peak in use on that GPU
-        by anyone. GPU figures are None without a GPU or NVML.
+        by anyone. gpu_watts: that GPU's mean power, from its own energy counter. GPU figures are None without a GPU or
+        NVML, or where it has no such counter.
         """
         self._ended.set()
         self._thread.join()
@@ -58,6 +61,7 @@ class Monitor:
             "gpu_percent": round(sum(self._gpu_percent) / len(self._gpu_percent), 1) if self._gpu_percent else None,
             "cpu_percent": self._cpu_percent,
             "cpu_count": os.cpu_count() or 1,
+            "gpu_watts": self._watts(),
             "host_rss_gib": round(max(self._host_bytes, default=0) / hardware.GIB, 3),
             "gpu_memory_gib": round(max(self._gpu_bytes) / hardware.GIB, 3) if self._gpu_bytes else None,
         }
@@ -72,6 +76,7 @@ class Monitor:
             self._host_bytes.append(sum(_rss(process) for process in tree))
             if handle is not None:
                 self._sample_gpu(handle)
+                self._read_energy(handle)
             if self._ended.wait(self.interval):
                 break
         self._host_bytes.append(sum(_rss(process) for process in self._processes()))
@@ -83,6 +88,19 @@ class Monitor:
             assert module is not None
             self._gpu_percent.append(module.nvmlDeviceGetUtilizationRates(handle).gpu)
             self._gpu_bytes.append(module.nvmlDeviceGetMemoryInfo(handle).used)
+
+    def _read_energy(self, handle: object) -> None:
+        with contextlib.suppress(Exception):  # counters exist since Volta
+            module = hardware.nvml()
+            assert module is not None
+            joules = module.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+            self._energy = [*self._energy[:1], (time.monotonic(), joules)]
+
+    def _watts(self) -> float | None:
+        if len(self._energy) < 2:
+            return None
+        (began, first), (ended, last) = self._energy
+        return round((last - first) / (ended - began), 1)
 
     def _processes(self) -> list[psutil.Process]:
         try:

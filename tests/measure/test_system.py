@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,10 @@ class FakeNvml:
     """A GPU whose readings are given in advance; an exception among them is raised."""
 
     def __init__(self, percent, used):
-        self.percent, self.used = iter(percent), iter(used)
+        self.percent, self.used, self.began = iter(percent), iter(used), time.monotonic()
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        return 1e6 + 1e3 * 500 * (time.monotonic() - self.began)  # millijoules of 500 W
 
     def nvmlDeviceGetUtilizationRates(self, handle):
         value = next(self.percent)
@@ -42,7 +46,7 @@ def test_a_busy_core_shows_and_no_gpu_is_none():
     usage = watch(Monitor(interval=0.05))
     assert 40 / os.cpu_count() < usage["cpu_percent"] <= 100
     assert usage["cpu_count"] == os.cpu_count()
-    assert usage["gpu_percent"] is None and usage["gpu_memory_gib"] is None
+    assert usage["gpu_percent"] is None and usage["gpu_memory_gib"] is None and usage["gpu_watts"] is None
     assert 0.01 < usage["host_rss_gib"] < 100
 
 
@@ -66,6 +70,7 @@ def test_gpu_figures_are_mean_use_and_peak_memory(monkeypatch):
     monkeypatch.setattr(hardware, "nvml_handle", lambda index: f"GPU {index}")
     usage = watch(Monitor(gpu=0, interval=0.01), 0.2)
     assert usage["gpu_percent"] == 50
+    assert usage["gpu_watts"] == pytest.approx(500, rel=0.05)
     assert usage["gpu_memory_gib"] == 3
 
 
