@@ -1,0 +1,214 @@
+"""The ladder: levers added one by one to the recipe as found, each behind its gate; then each left out of the stack.
+
+Every rung is a job of its own, from shards to weights, on the same samples in the same order, so its figure is what a
+user's run would show; the price is that two rungs are never timed in the same seconds. So the three recipes that claims
+are made of (as found, competent, full) are run again between the others, and by what they differ from themselves every
+ratio may be wrong. A lever that does not pass its gate on this model is refused, and the ladder goes on without it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from lfhelpers.bench.jobs import Jobs
+from lfhelpers.errors import LfError, nearest
+from lfhelpers.levers.table import COMPETENT, LEVERS, Lever, Machine
+from lfhelpers.measure import hardware
+from lfhelpers.quality import levers as gates
+from lfhelpers.quality.levers import Verdict
+from lfhelpers.recipe import Recipe, recipe
+from lfhelpers.runs import Run
+
+START, AFTERNOON, TOP = "as found", "competent", "full"
+EXACT_STEPS = 6
+"""Steps that the gate `exact` compares, after those that a CUDA graph takes before it is recorded."""
+ARITHMETIC = ("workload", "precision", "compile", "frozen", "optimizer")
+"""Sections of the recipe that may change a gradient; of others the losses alone can tell."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is climbed: a size, a micro-batch, ranks; timed steps a job; how often the anchors are run."""
+
+    size: str = "tiny"
+    micro: int = 16
+    nproc: int = 1
+    steps: int = 40
+    anchors: int = 3
+    without: bool = True
+    """Also leave each lever out of the full stack."""
+    levers: tuple[str, ...] = ()
+    """Names of the levers to climb; all if none."""
+    overrides: tuple[str, ...] = ()
+
+    def chosen(self) -> list[Lever]:
+        """The levers to climb, in the table's order. Raises LfError for a name that is in no row."""
+        names = [lever.name for lever in LEVERS]
+        for name in self.levers:
+            if name not in names:
+                raise LfError(f"no lever is named '{name}'; {nearest(name, names)}")
+        return [lever for lever in LEVERS if not self.levers or lever.name in self.levers]
+
+
+@dataclass
+class Rung:
+    """One recipe of the ladder, and what is known of it; `obstacle` says why it has no run, or was refused."""
+
+    name: str
+    kind: Literal["anchor", "add", "without"]
+    job: Recipe
+    lever: Lever | None = None
+    obstacle: str | None = None
+    verdict: Verdict | None = None
+    runs: list[Run] = field(default_factory=list)
+
+
+def machine(nproc: int) -> Machine:
+    """What this machine can pull."""
+    compiler = bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
+    return Machine("cuda" if hardware.device()[0] == "cuda" else "cpu", nproc, compiler)
+
+
+class Ladder:
+    """Climbs the levers. `rungs` grows as it goes; `keep` is called after each job with what is known by then."""
+
+    def __init__(self, options: Options, jobs: Jobs, where: Machine | None = None,
+                 keep: Callable[[Ladder], Any] = lambda ladder: None) -> None:
+        self.options, self.jobs, self.where = options, jobs, where or machine(options.nproc)
+        self.rungs: list[Rung] = []
+        self._keep = keep
+        self._errors: dict[str, float] = {}
+        found = recipe("as_found", f"workload.size={options.size}", f"batch.micro={options.micro}", *options.overrides)
+        self.start = self._long(found)
+
+    def climb(self) -> list[Rung]:
+        """All rungs, run and judged. Raises LfError where as found itself fails."""
+        chosen = self.options.chosen()
+        bar = tqdm(total=len(chosen) * (2 if self.options.without else 1) + 3 * self.options.anchors, unit="job",
+                   desc="ladder", disable=None)
+        anchors = {START: self._add(Rung(START, "anchor", self.start), bar)}
+        if not anchors[START].runs:
+            raise LfError(f"the ladder has nothing to stand on: {anchors[START].obstacle}")
+        self._accepted = anchors[START].runs[0]
+        job, last = self.start, [lever for lever in chosen if lever in COMPETENT][-1:]
+        for place, lever in enumerate(chosen):
+            job = self._pull(lever, job, chosen[place:], bar)
+            if [lever] == last:
+                anchors[AFTERNOON] = self._add(Rung(AFTERNOON, "anchor", job), bar)
+        anchors[TOP] = self._add(Rung(TOP, "anchor", job), bar)
+        self._leave_out(job, list(anchors.values()), bar)
+        bar.close()
+        return self.rungs
+
+    def _pull(self, lever: Lever, job: Recipe, rest: list[Lever], bar: Any) -> Recipe:
+        """The recipe with the lever, where the machine can pull it and its gate is passed; else as it was."""
+        rung = Rung(f"+ {lever.name}", "add", job, lever, lever.obstacle(self.where))
+        if rung.obstacle is None:
+            rung.job = self._long(lever.pull(job))
+            self._run(rung, bar)
+            if rung.runs:
+                rung.verdict = self._judged(lever, job, rung, rest)
+                if not rung.verdict.passed:
+                    rung.obstacle = f"refused, since its gate ({lever.equivalence}) is not passed: {rung.verdict.found}"
+                else:
+                    self._accepted = rung.runs[0]
+        self.rungs.append(rung)
+        self._keep(self)
+        return job if rung.obstacle else rung.job
+
+    def _leave_out(self, top: Recipe, anchors: list[Rung], bar: Any) -> None:
+        """Each lever out of the full stack, the anchors again between them and at the end."""
+        pulled = [rung.lever for rung in self.rungs if rung.kind == "add" and rung.lever and not rung.obstacle]
+        others = [self._without(lever, top) for lever in pulled] if self.options.without else []
+        rounds = self.options.anchors - 1
+        places = [round((turn + 1) * len(others) / max(1, rounds)) for turn in range(rounds)]
+        for place in range(len(others) + 1):
+            for _ in range(places.count(place)):
+                for rung in anchors:
+                    self._run(rung, bar)
+                    self._keep(self)
+            if place < len(others):
+                self._add(others[place], bar)
+
+    def _without(self, lever: Lever, top: Recipe) -> Rung:
+        """The full stack with a lever's fields as found; where others can't do without it, that is said."""
+        before = self.start.flat()
+        try:
+            job = top.with_(**{name: before.get(name) for name in lever.fields})
+        except LfError as error:
+            return Rung(f"- {lever.name}", "without", top, lever, f"other levers need it: {error}")
+        return Rung(f"- {lever.name}", "without", job, lever)
+
+    def _add(self, rung: Rung, bar: Any) -> Rung:
+        if rung.obstacle is None:
+            self._run(rung, bar)
+        self.rungs.append(rung)
+        self._keep(self)
+        return rung
+
+    def _run(self, rung: Rung, bar: Any) -> None:
+        try:
+            rung.runs.append(self.jobs.run(f"{rung.name} #{len(rung.runs)}", rung.job.with_(name=_plain(rung.name)),
+                                           self.options.nproc))
+        except LfError as error:
+            rung.obstacle = str(error)
+        bar.update()
+
+    def _judged(self, lever: Lever, before: Recipe, rung: Rung, rest: list[Lever]) -> Verdict:
+        """The gate's verdict; a gate that can't be asked is not passed."""
+        try:
+            return self._judge(lever, before, rung, rest)
+        except LfError as error:
+            return Verdict(False, str(error))
+
+    def _judge(self, lever: Lever, before: Recipe, rung: Rung, rest: list[Lever]) -> Verdict:
+        if lever.equivalence == "exact":
+            short = [self._short(job) for job in (before, rung.job)]
+            steps = max(job.steps for job in short)
+            return gates.exact(*(_losses(self.jobs.run(f"exact {lever.name} {name}", job.with_(steps=steps),
+                                                       self.options.nproc))
+                                 for name, job in zip(("without", "with"), short, strict=True)))
+        losses = [_losses(run) for run in (self._accepted, rung.runs[0])]
+        common = min(map(len, losses))
+        errors = self._gradients(lever, before, rest) if self._arithmetic(lever) else (None, None)
+        return gates.reordered(losses[0][:common], losses[1][:common], *errors)
+
+    def _gradients(self, lever: Lever, before: Recipe, rest: list[Lever]) -> tuple[float, float]:
+        """(error of the gradients with the lever, of eager's); for all that is to come, as if nothing were refused."""
+        if lever.name not in self._errors:
+            eager = recipe("competent", f"workload.size={self.options.size}", *self.options.overrides)
+            jobs, job = {"": eager}, before
+            for each in rest:
+                job = job if each.obstacle(self.where) else each.pull(job)
+                if self._arithmetic(each):
+                    jobs[each.name] = job
+            self._errors |= gates.gradient_errors(jobs)
+        return self._errors[lever.name], self._errors[""]
+
+    @staticmethod
+    def _arithmetic(lever: Lever) -> bool:
+        return any(name.partition(".")[0] in ARITHMETIC for name in lever.fields)
+
+    def _long(self, job: Recipe) -> Recipe:
+        """With enough steps for the timed ones, the untimed before them, and the profiled one at the end."""
+        return job.with_(steps=job.untimed(self.where.device) + self.options.steps + 1)
+
+    def _short(self, job: Recipe) -> Recipe:
+        """The same job for a few steps, its kernels in a fixed order."""
+        job = job.with_(**{"precision.deterministic": True, "log.probe": False, "log.skip": 0,
+                           "optimizer.schedule": "constant"})
+        return job.with_(steps=job.untimed(self.where.device) + EXACT_STEPS)
+
+
+def _losses(run: Run) -> list[float]:
+    return [row["loss"] for row in run.steps()]
+
+
+def _plain(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name).strip("-")

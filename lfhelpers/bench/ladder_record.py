@@ -1,0 +1,121 @@
+"""What a ladder found, as a record: a row for every figure of a rung, the verdicts of the gates, and the checks.
+
+A ratio's interval is what the recipes that were run again and again differ from themselves by; it holds what drifts
+between two jobs, which a single job's steps can't show.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics as plain
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from lfhelpers.bench.climb import AFTERNOON, START, TOP, Ladder, Options, Rung
+from lfhelpers.diagnose.report import PARTS, StepReport
+from lfhelpers.measure import statistics
+from lfhelpers.measure.record import Record, Row
+from lfhelpers.runs import Run
+
+Figure = Callable[[Mapping[str, Any]], float | None]
+FIGURES: dict[str, Figure] = {
+    "samples/s": lambda summary: summary["samples_per_s"],
+    "ms": lambda summary: summary["step_ms"]["median"],
+    "% MFU": lambda summary: _percent(summary["mfu"]["value"]),
+    "% waiting for data": lambda summary: summary["report"]["percent"]["data_wait"],
+    "% exposed communication": lambda summary: summary["report"]["percent"]["communication"],
+    "% of the time with a kernel on the GPU": lambda summary: summary["utilisation"]["gpu_percent"],
+    "GiB at the peak": lambda summary: summary["memory"]["peak_gib"],
+    "J a sample": lambda summary: _joules(summary),
+}
+"""What is told of each run, by its unit; None where the machine does not tell it."""
+
+
+def record(ladder: Ladder) -> Record:
+    """The record of all that has been climbed so far."""
+    spread = _spread(ladder.rungs)
+    rates = {rung.name: _median(rung, "samples/s") for rung in ladder.rungs if rung.runs}
+    rows = [row for rung in ladder.rungs if rung.runs for row in [*_figures(rung), *_ratios(rung, rates, spread)]]
+    failed = {rung.name: rung.obstacle for rung in ladder.rungs if rung.obstacle}
+    return Record(_name(ladder.options), _settings(ladder) | {"failed": failed}, rows, _checks(ladder, rates), spread)
+
+
+def _name(options: Options) -> str:
+    return "ladder" if options.size == "full" else f"ladder_{options.size}"
+
+
+def _settings(ladder: Ladder) -> dict[str, Any]:
+    gates = {rung.lever.name: {"gate": rung.lever.equivalence} | asdict(rung.verdict)
+             for rung in ladder.rungs if rung.verdict and rung.lever}
+    return asdict(ladder.options) | {
+        "order": [rung.name for rung in ladder.rungs if rung.runs], "gates": gates,
+        "mfu": next((run.summary["mfu"]["convention"] for rung in ladder.rungs for run in rung.runs), None),
+        "next_bottleneck": {rung.name: _largest(rung.runs[-1]) for rung in ladder.rungs if rung.runs},
+        "runs": {rung.name: [run.id for run in rung.runs] for rung in ladder.rungs if rung.runs}}
+
+
+def _figures(rung: Rung) -> list[Row]:
+    rows = []
+    for unit, figure in FIGURES.items():
+        values = [value for run in rung.runs if (value := figure(run.summary)) is not None]
+        rows += [Row.of(rung.name, values, unit)] if values else []
+    return rows
+
+
+def _ratios(rung: Rung, rates: Mapping[str, float], spread: float) -> list[Row]:
+    found = []
+    for base in (START, AFTERNOON, TOP):
+        if base in rates and rung.name != base:
+            ratio = rates[rung.name] / rates[base]
+            found.append(Row(rung.name, ratio, ratio / (1 + spread), ratio * (1 + spread), f"x {base}",
+                             len(rung.runs)))
+    return found
+
+
+def _checks(ladder: Ladder, rates: Mapping[str, float]) -> dict[str, float]:
+    verdicts = [rung.verdict for rung in ladder.rungs if rung.verdict]
+    checks = {"gates_passed": float(sum(verdict.passed for verdict in verdicts)), "gates_total": float(len(verdicts))}
+    top = next((rung for rung in ladder.rungs if rung.name == TOP and rung.runs), None)
+    if top is None:
+        return checks
+    checks |= {f"full_over_{base.replace(' ', '_')}": rates[TOP] / rates[base] for base in (START, AFTERNOON)
+               if base in rates}
+    for check, unit in (("gpu_utilisation", "% of the time with a kernel on the GPU"),
+                        ("data_wait", "% waiting for data"), ("exposed_share", "% exposed communication")):
+        value = _median(top, unit)
+        checks |= {} if math.isnan(value) else {check: value / 100}
+    return checks
+
+
+def _spread(rungs: list[Rung]) -> float:
+    """By what share a recipe may differ from itself, the farthest of those that were run twice; NaN where none was.
+
+    The last lever before an anchor leads to the anchor's recipe, so even a ladder of one round has such pairs.
+    """
+    rates: dict[str, list[float]] = {}
+    for rung in rungs:
+        rates.setdefault(rung.job.to_toml(), []).extend(run.summary["samples_per_s"] for run in rung.runs)
+    return max((statistics.spread(each[:-1], each[1:]) for each in rates.values() if len(each) > 1), default=math.nan)
+
+
+def _median(rung: Rung, unit: str) -> float:
+    values = [value for run in rung.runs if (value := FIGURES[unit](run.summary)) is not None]
+    return plain.median(values) if values else math.nan
+
+
+def _largest(run: Run) -> str:
+    """The largest part of the step, which is what the next lever would have to shorten."""
+    report = StepReport.from_run(run)
+    part = max(PARTS, key=lambda name: report.ms[name])
+    return f"{part.replace('_', ' ')}, {report.percent[part]:.0f} % of the step"
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _joules(summary: Mapping[str, Any]) -> float | None:
+    """Of all GPUs of the run: the first one's power stands for the others'."""
+    watts = summary["utilisation"].get("gpu_watts")
+    return None if watts is None else watts * summary["ranks"] / summary["samples_per_s"]

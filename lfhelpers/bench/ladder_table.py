@@ -1,0 +1,56 @@
+"""The ladder as a table: a rung a line, with what it reached, against which rungs, and whether its gate was passed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from lfhelpers.measure.record import Record
+
+UNITS = {"samples/s": "samples/s", "ms": "ms", "x as found": "x as found", "x competent": "x competent",
+         "% MFU": "MFU %", "% waiting for data": "data wait %", "% exposed communication": "exposed %",
+         "% of the time with a kernel on the GPU": "GPU %", "GiB at the peak": "peak GiB", "J a sample": "J/sample"}
+"""Columns, by the unit of their rows; one that no rung has is left out."""
+
+
+def lines(record: Record) -> list[dict[str, Any]]:
+    """A dictionary a rung: `rung`, the figures by UNITS' heads, `low` and `high` of x as found, `gate`, `why not`."""
+    found = {(row.name, row.unit): row for row in record.rows}
+    heads = {unit: head for unit, head in UNITS.items() if any(each == unit for _, each in found)}
+    gates, failed = record.settings["gates"], record.settings["failed"]
+    names = list(dict.fromkeys([row.name for row in record.rows] + list(failed)))
+    table = []
+    for name in names:
+        line: dict[str, Any] = {"rung": name}
+        line |= {head: found[name, unit].value if (name, unit) in found else None for unit, head in heads.items()}
+        ratio = found.get((name, "x as found"))
+        line |= {"low": ratio.low if ratio else None, "high": ratio.high if ratio else None}
+        verdict = gates.get(name.removeprefix("+ ")) if name.startswith("+") else None
+        line["gate"] = f"{verdict['gate']}: {'passed' if verdict['passed'] else 'not passed'}" if verdict else ""
+        table.append(line | {"why not": failed.get(name, "")})
+    return table
+
+
+def table(record: Record) -> Table:
+    """For a terminal; the interval of `x as found` stands behind it."""
+    rows = lines(record)
+    checks = ", ".join(f"{name} {value:.3g}" for name, value in record.checks.items())
+    drawn = Table(title=f"ladder: {record.settings['size']}, {record.settings['micro']} samples a step and rank, "
+                        f"{record.settings['nproc']} rank(s)",
+                  caption=f"{checks}. A recipe differs from itself by up to {record.aa_spread:.1%}.",
+                  caption_justify="left")
+    heads = [head for head in rows[0] if head not in ("low", "high")]
+    for head in heads:
+        drawn.add_column(head, justify="left" if head in ("rung", "gate", "why not") else "right", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(_cell(head, row) for head in heads))
+    return drawn
+
+
+def _cell(head: str, row: dict[str, Any]) -> str:
+    value = row[head]
+    if not isinstance(value, float):
+        return value or ""
+    interval = f" ({row['low']:.2f}-{row['high']:.2f})" if head == "x as found" else ""
+    return f"{value:.2f}{interval}" if head.startswith("x ") else f"{value:,.1f}"
