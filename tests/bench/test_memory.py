@@ -1,0 +1,72 @@
+"""The bench of memory: its parts on this machine's smallest scale, and what its record holds."""
+
+from dataclasses import replace
+
+import pytest
+
+from lfhelpers.bench import memory, memory_batch
+from lfhelpers.errors import LfError
+from lfhelpers.levers import activations_choice as choice
+from lfhelpers.levers.activations_choice import Point, Survey
+from lfhelpers.levers.activations_plan import Block, Profile
+from lfhelpers.train import planner
+
+PROFILE = Profile((Block("0", 100, 10, 1.0, 0),), 0, 10.0, 1000, standing=800)
+POINTS = (Point("none", "none", {"plan": "none"}, 10.0, 1.0, 1.0, 1.0, 100, 1000, 1000),
+          Point("all blocks", "blocks", {"plan": "all"}, 10.7, 1.06, 1.08, 1.07, 40, 940, 930, aa_spread=0.01),
+          Point("budget", "budget", {}, trouble="does not fit: needs about 3 GiB"))
+
+
+@pytest.fixture
+def surveyed(monkeypatch):
+    """Searches that are over at once, and no children."""
+    asked = []
+
+    def survey(job, effort, keep):
+        asked.append(job)
+        return Survey(PROFILE, POINTS)
+    monkeypatch.setattr(planner, "survey", survey)
+    monkeypatch.setattr(memory.isolated, "call", lambda *_, **__: {"standing": {}})
+    return asked
+
+
+def test_the_plans_part_gives_the_checks_and_keeps_what_failed(surveyed):
+    kept = []
+    record = memory.run(["plans"], keep=kept.append)
+    assert record.checks == {"bytes_saved_at_8pct": pytest.approx(0.6), "bytes_saved_at_20pct": pytest.approx(0.6),
+                             "peak_prediction_error": pytest.approx(10 / 940)}
+    assert record.row("all blocks", "x step time").value == 1.07 and record.aa_spread == 0.01
+    assert record.row("budget").unit == "does not fit: needs about 3 GiB" and record.row("budget").n == 0
+    assert memory.survey_of(record.settings["plans"]).points[1] == POINTS[1]
+    assert kept == [record] and surveyed[0].batch.micro == memory.CPU.micro
+
+
+def test_the_widened_part_compares_the_largest_micro_batches(surveyed, monkeypatch):
+    """Probes as a line: 10 bytes a sample without a plan, 2 with it, which takes a tenth longer."""
+    def probe(function, job, timeout):
+        plan = job.activations.plan != "none"
+        return {"bytes": 800 + (2 if plan else 10) * job.batch.micro, "ms": [job.batch.micro * (1.1 if plan else 1.0)]}
+    monkeypatch.setattr(memory_batch.isolated, "call", probe)
+    monkeypatch.setattr(memory_batch, "_limit", lambda *_: 1000.0)
+    found = memory_batch.widened(replace(memory.CPU, most=500))
+    assert found.checks == {"micro_batch_gain": 5.0, "samples_per_s_over_no_plan": pytest.approx(1 / 1.1)}
+    assert found.notes["plan"]["name"] == "all blocks"
+    job = surveyed[0]
+    assert job.workload.tune_language and job.workload.text_loss and not job.frozen.ahead
+
+
+def test_an_unknown_part_is_refused_and_a_failing_one_is_a_sentence(monkeypatch, surveyed):
+    with pytest.raises(LfError, match="--part speed: there are plans, widened, pace"):
+        memory.run(["speed"])
+
+    def fails(*_):
+        raise LfError("no room")
+    monkeypatch.setattr(memory_batch, "pace", fails)
+    assert memory.run(["pace"]).settings["failed"] == {"pace": "no room"}
+
+
+def test_a_real_pace_on_this_machine():
+    found = memory_batch.pace(replace(memory.CPU, paces=(1, 2, 3)))
+    assert [row.name for row in found.rows] == [f"competent, micro-batch {micro}" for micro in (1, 2, 3)]
+    assert all(row.value > 0 and row.n == 5 for row in found.rows) and found.line.endswith(("samples/s", "micro-batch"))
+    assert choice.GIB == 2**30
