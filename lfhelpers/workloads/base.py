@@ -94,6 +94,19 @@ class Workload(Protocol):
         ...
 
 
+@runtime_checkable
+class Judging(Protocol):
+    """What a workload may offer besides `evaluate`, so that ranks share the held-out data out."""
+
+    def judged(self, model: nn.Module, samples: int, device: torch.device, rank: int, world: int) -> Any:
+        """What came of the held-out samples rank, rank + world, rank + 2 world, ...; whatever can be pickled."""
+        ...
+
+    def verdict(self, found: Sequence[Any]) -> dict[str, float]:
+        """The figures of what all ranks found, in rank order: the same on any number of ranks."""
+        ...
+
+
 def find(job: Recipe) -> Workload:
     """The recipe's workload, built. Raises LfError where it can't be found or lacks a method."""
     use = job.workload.use

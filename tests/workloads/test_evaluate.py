@@ -21,7 +21,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several batches, the last one short, from few samples."""
     monkeypatch.setattr(evaluate, "BATCH", 4)
     yield
-    evaluate._held_out.cache_clear()
+    evaluate.held_out.cache_clear()
 
 
 def encode(members: Mapping[str, bytes]) -> dict[str, Tensor]:

@@ -4,14 +4,22 @@ Open loop is cheap and smooth, but a policy that never looks scores well on it: 
 that the named object was found. So open loop is always given with two scores of not looking, and success with its
 interval. Samples come from seed 1 (training uses seed 0). Pictures become JPEGs and then what data engines make of
 them without augmentation: the centre 0.95, bilinear with antialiasing.
+
+Drawing costs more than the model does, so many scenes are drawn in forked processes. Ranks share the samples out by
+number and hand back what each one gave, so that the figures are the same on any number of ranks: nothing that decides
+a sample, its noise included, may depend on what else is in its batch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,18 +29,25 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from lfhelpers.errors import LfError
+from lfhelpers.measure.hardware import usable_cores
 from lfhelpers.workloads.vla.tabletop import dataset
 from lfhelpers.workloads.vla.tabletop.render import CAMERAS
-from lfhelpers.workloads.vla.tabletop.scene import scene
+from lfhelpers.workloads.vla.tabletop.scene import Scene
 from lfhelpers.workloads.vla.tabletop.simulator import CHUNKS, DIMENSIONS, STEPS, Simulator, expert
+from lfhelpers.workloads.vla.tabletop.tasks import drawn
 
 BATCH = 64
 """Most samples in a batch; all batches of an evaluation have one shape, so that nothing is compiled twice."""
 CROP = 0.95
 """The share of each side that evaluation keeps: the middle of what augmentation draws from."""
+SEED = 1
+"""Of the scenes of evaluation."""
+MANY = 32
+"""Scenes that are worth processes of their own."""
 BLIND_SEED, BLIND_SAMPLES = 2, 2000
 """Scenes, of neither training nor evaluation, on which the best map that sees the state alone is fitted."""
 
+T = TypeVar("T")
 Act = Callable[[dict[str, Tensor]], Tensor]
 Encode = Callable[[Mapping[str, bytes]], dict[str, Tensor]]
 
@@ -45,55 +60,121 @@ class Row(NamedTuple):
     images: NDArray[np.uint8]
 
 
+class Given(NamedTuple):
+    """What a policy gave for one sample, and what it should have: [16, 7] both; and the state that it saw, [8]."""
+
+    id: int
+    said: NDArray[np.float32]
+    truth: NDArray[np.float32]
+    state: NDArray[np.float32]
+
+
 def open_loop(act: Act, encode: Encode, samples: int, size: int, device: torch.device | str, seed: int = 1,
-              distractors: int = 3) -> dict[str, float]:
+              distractors: int | str = 3) -> dict[str, float]:
     """Mean squared error of `act`'s chunks against the expert's, over `samples` held-out samples and all 16 x 7 values.
 
     `act` takes a batch as training does (images uint8 [B, 2, size, size, 3]) and returns [B, 16, 7]. Also the error of
     not looking: `action_mse_floor` of the mean chunk, `action_mse_blind` of the best affine map of the state.
     """
-    rows = _held_out(_counted("samples", samples), size, seed, distractors)
-    truth = np.stack([_floats(row.members["action.f32"]) for row in rows])
-    said = np.concatenate([_acted(act, encode, rows[i:i + BATCH], min(samples, BATCH), device)
-                           for i in range(0, samples, BATCH)])
-    states = np.stack([_floats(row.members["state.f32"]) for row in rows])
-    return {"action_mse": _error(said.reshape(truth.shape), truth),
+    return errors(given(act, encode, range(_counted("samples", samples)), size, device, seed, distractors), distractors)
+
+
+def given(act: Act, encode: Encode, numbers: Sequence[int], size: int, device: torch.device | str, seed: int = SEED,
+          distractors: int | str = 3, batch: int | None = None) -> list[Given]:
+    """What `act` gives for the held-out samples of these numbers: a rank's share of `open_loop`.
+
+    batch: the samples of every batch, filled up, which must be the same on any number of ranks for results to be so.
+    """
+    rows = held_out(tuple(numbers), size, seed, distractors)
+    found: list[Given] = []
+    for part in _parts(rows):
+        for row, said in zip(part, _acted(act, encode, part, batch or min(len(rows), BATCH), device), strict=True):
+            found.append(Given(row.id, said, _floats(row.members["action.f32"]).reshape(STEPS, DIMENSIONS),
+                               _floats(row.members["state.f32"])))
+    return found
+
+
+def errors(found: Sequence[Given], distractors: int | str = 3) -> dict[str, float]:
+    """The figures of `open_loop` from what all ranks have given."""
+    ordered = sorted(found, key=lambda one: one.id)
+    truth = np.stack([one.truth for one in ordered])
+    states = np.stack([one.state for one in ordered])
+    return {"action_mse": _error(np.stack([one.said for one in ordered]), truth),
             "action_mse_floor": _error(truth.mean(axis=0), truth),
-            "action_mse_blind": _error(_with_one(states) @ _blind(distractors), truth),
-            "samples": samples}
+            "action_mse_blind": _error((_with_one(states) @ _blind(distractors)).reshape(truth.shape), truth),
+            "samples": len(ordered)}
 
 
 def success(act: Act, encode: Encode, episodes: int, size: int, device: torch.device | str, seed: int = 1,
-            distractors: int = 3) -> dict[str, float]:
-    """The share of `episodes` held-out scenes in which `act` picks up the named object, and its 95 % interval (Wilson).
+            distractors: int | str = 3) -> dict[str, float]:
+    """The share of `episodes` held-out scenes in which `act` does what it was told, and its 95 % interval (Wilson).
 
-    Closed loop: `act` sees the scene anew before each of at most 3 chunks of 16 steps.
+    Closed loop: `act` sees the scene anew before each of at most 3 chunks of 16 steps; batch["chunk"] says which.
+    distractors: their number, or the name of a task (tabletop.tasks).
     """
-    _counted("episodes", episodes)
-    wins = 0
-    for first in range(0, episodes, BATCH):
-        last = min(first + BATCH, episodes)
-        running = {index: Simulator(scene(seed, index, distractors)) for index in range(first, last)}
+    return rate(wins(act, encode, range(_counted("episodes", episodes)), size, device, seed, distractors))
+
+
+def wins(act: Act, encode: Encode, numbers: Sequence[int], size: int, device: torch.device | str, seed: int = SEED,
+         distractors: int | str = 3, batch: int | None = None) -> dict[int, bool]:
+    """Which of the held-out scenes of these numbers end well: a rank's share of `success`; batch as in `given`."""
+    won: dict[int, bool] = {}
+    with _drawing(len(numbers)) as draw:
+        for part in _parts(numbers):
+            running = {index: Simulator(drawn(distractors, seed, index)) for index in part}
+            for chunk in range(CHUNKS):
+                rows = draw([(index, episode, size) for index, episode in running.items()])
+                said = _acted(act, encode, rows, batch or min(len(numbers), BATCH), device, chunk)
+                for row, actions in zip(rows, said, strict=True):
+                    running[row.id].run(actions)
+                won |= {index: episode.success for index, episode in running.items()}
+                running = {index: episode for index, episode in running.items() if not episode.done}
+                if not running:
+                    break
+    return won
+
+
+def rate(won: Mapping[int, bool]) -> dict[str, float]:
+    """The figures of `success` from the episodes of all ranks."""
+    count = sum(won.values())
+    low, high = binomtest(count, len(won)).proportion_ci(method="wilson")
+    return {"success": count / len(won), "success_low": float(low), "success_high": float(high), "episodes": len(won)}
+
+
+def filled(rows: Sequence[Row], length: int) -> list[Row]:
+    """The rows and copies of the last, `length` in all."""
+    return [*rows, *[rows[-1]] * (length - len(rows))]
+
+
+@lru_cache(maxsize=8)
+def bounds(episodes: int, seed: int = SEED, distractors: int | str = 3) -> dict[str, float]:
+    """The success of the expert, and of the best affine map of the state: what looking can win, on the same scenes."""
+    return {"success_blind": _without_pictures(lambda _, state: (_with_one(state[None]) @ _blind(distractors)).reshape(
+                STEPS, DIMENSIONS), episodes, seed, distractors),
+            "success_expert": _without_pictures(expert, episodes, seed, distractors)}
+
+
+def _without_pictures(policy: Callable[[Scene, NDArray[np.float32]], NDArray[np.floating]], episodes: int, seed: int,
+                      distractors: int | str) -> float:
+    """Success of a policy that is given the scene and the state."""
+    won = 0
+    for index in range(episodes):
+        episode = Simulator(drawn(distractors, seed, index))
         for _ in range(CHUNKS):
-            rows = [_row(index, episode, size) for index, episode in running.items()]
-            for row, chunk in zip(rows, _acted(act, encode, rows, min(episodes, BATCH), device), strict=True):
-                running[row.id].run(chunk)
-            wins += sum(episode.success for episode in running.values())
-            running = {index: episode for index, episode in running.items() if not episode.done}
-            if not running:
-                break
-    low, high = binomtest(wins, episodes).proportion_ci(method="wilson")
-    return {"success": wins / episodes, "success_low": float(low), "success_high": float(high), "episodes": episodes}
+            episode.run(policy(episode.scene, episode.state))
+        won += episode.success
+    return won / episodes
 
 
-def _acted(act: Act, encode: Encode, rows: Sequence[Row], length: int, device: torch.device | str
-           ) -> NDArray[np.float32]:
+def _acted(act: Act, encode: Encode, rows: Sequence[Row], length: int, device: torch.device | str,
+           chunk: int = 0) -> NDArray[np.float32]:
     """`act` on a batch of `rows`, filled up to `length` with copies of the last: float32 [len(rows), 16, 7]."""
-    filled = [*rows, *[rows[-1]] * (length - len(rows))]
-    tensors = [encode(row.members) for row in filled]
+    full = filled(rows, length)
+    tensors = [encode(row.members) for row in full]
     batch = {key: torch.stack([sample[key] for sample in tensors]) for key in tensors[0]}
-    batch["images"] = torch.from_numpy(np.stack([row.images for row in filled]))
-    batch["ids"] = torch.tensor([row.id for row in filled])
+    batch["images"] = torch.from_numpy(np.stack([row.images for row in full]))
+    batch["ids"] = torch.tensor([row.id for row in full])
+    batch["chunk"] = torch.full((length,), chunk)
     batch["valid"] = (torch.arange(length) < len(rows)).float()
     chunks = act({key: tensor.to(device) for key, tensor in batch.items()})
     if chunks.shape != (length, STEPS, DIMENSIONS):
@@ -103,9 +184,26 @@ def _acted(act: Act, encode: Encode, rows: Sequence[Row], length: int, device: t
 
 
 @lru_cache(maxsize=4)
-def _held_out(samples: int, size: int, seed: int, distractors: int) -> tuple[Row, ...]:
+def held_out(numbers: tuple[int, ...], size: int, seed: int, distractors: int | str) -> tuple[Row, ...]:
     """Held-out samples, kept so that evaluations of one process draw them once."""
-    return tuple(_row(index, dataset.moment(seed, index, distractors), size) for index in range(samples))
+    with _drawing(len(numbers)) as draw:
+        return tuple(draw([(index, dataset.moment(seed, index, distractors), size) for index in numbers]))
+
+
+@contextlib.contextmanager
+def _drawing(scenes: int) -> Iterator[Callable[[list[tuple[int, Simulator, int]]], list[Row]]]:
+    """A function that makes rows of moments, in forked processes where there are many scenes and more than one core.
+
+    Those draw and never compute with torch, whose threads and CUDA context don't survive a fork.
+    """
+    workers = min(usable_cores(), 16, scenes // 8)
+    if scenes < MANY or workers < 2:
+        yield lambda moments: [_row(*moment) for moment in moments]
+        return
+    with warnings.catch_warnings():  # Python 3.12 warns of any thread, also of those that sleep in libraries
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+            yield lambda moments: list(pool.map(_row, *zip(*moments, strict=True), chunksize=2))
 
 
 def _row(number: int, episode: Simulator, size: int) -> Row:
@@ -113,6 +211,12 @@ def _row(number: int, episode: Simulator, size: int) -> Row:
     members = dataset.members(episode)
     pictures = np.stack([_pixels(members[f"{camera}.jpg"], size) for camera in CAMERAS])
     return Row(number, {key: value for key, value in members.items() if not key.endswith(".jpg")}, pictures)
+
+
+def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """The items in portions of a batch."""
+    for first in range(0, len(items), BATCH):
+        yield items[first:first + BATCH]
 
 
 def _pixels(data: bytes, size: int) -> NDArray[np.uint8]:
@@ -126,7 +230,7 @@ def _pixels(data: bytes, size: int) -> NDArray[np.uint8]:
 
 
 @lru_cache(maxsize=8)
-def _blind(distractors: int) -> NDArray[np.float64]:
+def _blind(distractors: int | str) -> NDArray[np.float64]:
     """[9, 112]: least squares from the state, with a constant, to the expert's chunk."""
     moments = [dataset.moment(BLIND_SEED, index, distractors) for index in range(BLIND_SAMPLES)]
     states = np.stack([moment.state for moment in moments])

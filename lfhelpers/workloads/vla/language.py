@@ -54,7 +54,10 @@ class GroupedAttention(nn.Module):
 
 
 class GatedFFN(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020). A module of its own: a fused kernel can take its place."""
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    fusible = "swiglu"
+    """To levers.gated_ffn, which can put a fused one in this one's place."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

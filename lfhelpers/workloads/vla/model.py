@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lfhelpers.errors import LfError
 from lfhelpers.recipe import WorkloadFields
@@ -34,6 +35,8 @@ class VlaModel(nn.Module):
     def __init__(self, size: Size, fields: WorkloadFields, embodiments: tuple[int, ...] = (0,)) -> None:
         super().__init__()
         self.size, self.fields = size, fields
+        self.loss_rows = 0
+        """Samples whose logits exist at a time, computed again in backward; 0: those of all."""
         language = size.language
         self.vision = VisionTower(size.vision)
         self.connector = Connector(size.vision, language.width)
@@ -48,8 +51,8 @@ class VlaModel(nn.Module):
     def forward(self, batch: Batch, actions: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
         """Noised actions [B, H, action_dim] and times int64 [B] to (velocity, as actions; text loss [B] or None)."""
         hidden = self.decoder.upper(batch["hidden"] if "hidden" in batch else self.frozen(batch))
-        words = self._text_loss(hidden, batch) if self.fields.compute_logits or self.fields.text_loss else None
-        text, image = self._context(hidden)
+        words = self.text_loss(hidden, batch) if self.fields.compute_logits or self.fields.text_loss else None
+        text, image = self.context(hidden)
         return self.head(batch["state"], actions, step, batch["embodiment"], text, image), words
 
     def frozen(self, batch: Batch) -> Tensor:
@@ -61,7 +64,7 @@ class VlaModel(nn.Module):
 
     def act(self, batch: Batch, noise: Tensor) -> Tensor:
         """Action chunks float32 [B, 16, 7] from noise [B, H, action_dim], by 4 Euler steps along the flow."""
-        text, image = self._context(self.decoder.upper(self._lower(batch["images"], batch["tokens"])))
+        text, image = self.context(self.decoder.upper(self._lower(batch["images"], batch["tokens"])))
         actions = noise.float()
         for index in range(EULER_STEPS):
             step = torch.full_like(batch["embodiment"], index * TIME_STEPS // EULER_STEPS)
@@ -76,20 +79,29 @@ class VlaModel(nn.Module):
             image = self.connector(self.vision(images))
         return self.decoder.lower(image, tokens)
 
-    def _context(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def context(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(instruction, image) hidden states for the action head; answers come after them and stay unseen."""
         image, text = self.size.vision.tokens, self.size.language.tokens
         context = self.norm(hidden[:, :image + text])
         return context[:, image:], context[:, :image]
 
-    def _text_loss(self, hidden: Tensor, batch: Batch) -> Tensor | None:
+    def text_loss(self, hidden: Tensor, batch: Batch) -> Tensor | None:
         """Mean cross-entropy of each sample's labelled tokens, float32 [B]; None for the published waste alone."""
-        answers = self.size.language.answer_tokens
-        logits = self.lm_head(hidden if self.fields.compute_logits else hidden[:, -answers:])
+        answers = batch["text_labels"].shape[1] if self.fields.text_loss else self.size.language.answer_tokens
+        seen = hidden if self.fields.compute_logits else hidden[:, -answers:]
         if not self.fields.text_loss:
-            return None  # as published: logits of every token, thrown away
+            self.lm_head(seen)  # as published: logits of every token, thrown away
+            return None
         labels = batch["text_labels"]
-        scores = logits[:, -answers:].float().transpose(1, 2)
+        if not self.loss_rows or not torch.is_grad_enabled():
+            return self._words(seen, labels)
+        # Nothing in it is random, and a CUDA graph forbids to ask for the generator's state.
+        return torch.cat([checkpoint(self._words, *rows, use_reentrant=False, preserve_rng_state=False) for rows in
+                          zip(seen.split(self.loss_rows), labels.split(self.loss_rows), strict=True)])
+
+    def _words(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Of hidden states [B, L, width], whose last ones answer for labels int64 [B, T]: mean loss float32 [B]."""
+        scores = self.lm_head(hidden)[:, -labels.shape[1]:].float().transpose(1, 2)
         loss = F.cross_entropy(scores, labels, ignore_index=IGNORE, reduction="none")
         return loss.sum(dim=1) / (labels != IGNORE).sum(dim=1).clamp(min=1)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +18,18 @@ from torch import Tensor, nn
 from lfhelpers.errors import LfError
 from lfhelpers.recipe import Recipe
 from lfhelpers.workloads.base import Batch, Fields
-from lfhelpers.workloads.vla import flops, sizes
+from lfhelpers.workloads.vla import flops, pretrained, sizes
 from lfhelpers.workloads.vla.model import IGNORE, TIME_STEPS, VlaModel, store_frozen_in_bf16, trained_layers
 from lfhelpers.workloads.vla.packed import pack
 from lfhelpers.workloads.vla.tabletop import text
+from lfhelpers.workloads.vla.tabletop.scene import generator
 
 VIEWS = ("front.jpg", "wrist.jpg")
 EMBODIMENT = 0
 """The one embodiment of tabletop; weights for all others exist, as published, and get zero gradients."""
 INPUTS_OF_FROZEN = ("images", "tokens", "text_tokens")
+NOISE = 16
+"""First stream of the noise that actions are denoised from in evaluation; an episode's later chunks have the next."""
 BETA = 1.5
 TIME_SCALE = 0.999
 
@@ -41,13 +45,17 @@ class Vla:
         if job.frozen.ahead and (job.workload.tune_vision or job.workload.tune_language):
             raise LfError("frozen.ahead: with workload.tune_vision or tune_language no part before the trained ones is "
                           "frozen; set frozen.ahead=false.")
+        self.base = pretrained.find(job.workload.base) if job.workload.base else None
         trained_layers(self.size, job.workload)  # refuses what the size cannot do, before anything is built
         others = ("txt", "state.f32", "action.f32") + (("json",) if job.workload.text_loss else ())
         self.fields = Fields(images=VIEWS, size=self.size.vision.pixels, others=others)
 
     def model(self) -> VlaModel:
-        """A model with random weights on torch's default device, frozen and stored as the recipe says."""
+        """A model with random weights, or a base's, on torch's default device, frozen and stored as the recipe says."""
         model = VlaModel(self.size, self.job.workload, (EMBODIMENT,))
+        if self.base is not None:
+            pretrained.load(model, self.base, self.size.name)
+        model.loss_rows = self.job.activations.loss_rows
         if self.job.precision.mode == "bf16" and self.job.precision.frozen_bf16:
             store_frozen_in_bf16(model)
         if self.job.frozen.packed and not self.job.workload.tune_vision:
@@ -110,10 +118,17 @@ class Vla:
         kept = {name: value for name, value in batch.items() if name not in INPUTS_OF_FROZEN}
         return kept | {"hidden": model.frozen(batch)}
 
-    def act(self, model: VlaModel, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Action chunks float32 [B, 16, 7], denoised in 4 Euler steps from noise drawn from `generator`."""
-        noise = self.draws(len(batch["tokens"]), generator)["noise"]
-        return model.act(batch, noise.to(batch["tokens"].device))
+    def act(self, model: VlaModel, batch: Batch, seed: int | None = None) -> Tensor:
+        """Action chunks float32 [B, 16, 7], denoised in 4 Euler steps.
+
+        The noise of each row is drawn from (seed, batch["ids"], batch["chunk"]), whatever batch it is in.
+        """
+        seed = self.job.seed if seed is None else seed
+        shape = self.size.action.horizon, self.size.action.action_dim
+        rows = zip(batch["ids"].tolist(), batch["chunk"].tolist(), strict=True)
+        noise = np.stack([generator(seed, number, NOISE + chunk).standard_normal(shape, dtype=np.float32)
+                          for number, chunk in rows])
+        return model.act(batch, torch.from_numpy(noise).to(batch["tokens"].device))
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """The blocks of the vision tower, the decoder and the action transformer, in order of the forward pass."""
@@ -121,12 +136,37 @@ class Vla:
         return [*model.vision.blocks, *model.decoder.layers, *model.head.dit.blocks]
 
     def evaluate(self, model: nn.Module, samples: int, device: torch.device) -> dict[str, float]:
-        """Open-loop action figures on held-out scenes; the same noise each time, so that only the model differs."""
-        from lfhelpers.workloads.vla import evaluate
+        """Figures on held-out scenes, as evaluate.* asks: open loop, success, words; each with its floor."""
+        return self.verdict([self.judged(model, samples, device, 0, 1)])
+
+    def judged(self, model: nn.Module, samples: int, device: torch.device, rank: int, world: int) -> dict[str, Any]:
+        """What came of this rank's share of the held-out scenes, one by one; `verdict` makes figures of all ranks'."""
+        from lfhelpers.workloads.vla import evaluate, words
         assert isinstance(model, VlaModel)
-        generator = torch.Generator(device).manual_seed(self.job.seed)
-        return evaluate.open_loop(lambda batch: self.act(model, batch, generator), self.sample, samples,
-                                  self.fields.size, device)
+        asked, size, seed = self.job.evaluate, self.fields.size, evaluate.SEED
+
+        def act(batch: Batch) -> Tensor:
+            return self.act(model, batch)
+
+        def share(count: int, what: Any, first: Any) -> Any:
+            numbers = range(rank, count, world)
+            return what(first, self.sample, numbers, size, device, seed, asked.task,
+                        min(count, evaluate.BATCH)) if numbers else None
+
+        spoken = asked.words if self.job.workload.text_loss else 0
+        return {"given": share(samples, evaluate.given, act), "wins": share(asked.episodes, evaluate.wins, act),
+                "said": share(spoken, words.said, model)}
+
+    def verdict(self, found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The figures of what all ranks' `judged` found."""
+        from lfhelpers.workloads.vla import evaluate, words
+        given = [one for part in found for one in part["given"] or ()]
+        won = {number: one for part in found for number, one in (part["wins"] or {}).items()}
+        spoken = [one for part in found for one in part["said"] or ()]
+        task = self.job.evaluate.task
+        return {**(evaluate.errors(given, task) if given else {}),
+                **(evaluate.rate(won) | evaluate.bounds(len(won), evaluate.SEED, task) if won else {}),
+                **(words.figures(spoken) if spoken else {})}
 
     def flops_per_sample(self) -> float:
         """FLOPs of forward and backward of one sample; the convention is `flops`'s."""

@@ -10,18 +10,26 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+
 from lfhelpers.workloads.vla.tabletop.render import jpeg
-from lfhelpers.workloads.vla.tabletop.scene import AREA, Gripper, generator, scene
+from lfhelpers.workloads.vla.tabletop.scene import AREA, Gripper, generator
 from lfhelpers.workloads.vla.tabletop.simulator import Simulator, expert
+from lfhelpers.workloads.vla.tabletop.tasks import drawn
 from lfhelpers.workloads.vla.tabletop.text import caption, instruction, questions
 
 START, ANYWHERE, NEAR, HOLDING = 0.60, 0.30, 0.08, 0.02
 """Shares of samples: at an episode's start; anywhere over the table, open or closed; close to the target after a missed
 grasp; with the target in the gripper and not yet lifted."""
+CARRYING = 0.40
+"""Of the samples of a scene with a goal: the target is in the gripper somewhere over the table."""
 
 
-def sample(seed: int, index: int, distractors: int = 3) -> dict[str, bytes]:
-    """The six members of sample `index`, by extension, in a shard's order; training uses seed 0, evaluation seed 1."""
+def sample(seed: int, index: int, distractors: int | str = 3) -> dict[str, bytes]:
+    """The six members of sample `index`, by extension, in a shard's order; training uses seed 0, evaluation seed 1.
+
+    distractors: their number, or the name of a task (tabletop.tasks), which says what else is there.
+    """
     return members(moment(seed, index, distractors))
 
 
@@ -31,11 +39,14 @@ def members(episode: Simulator) -> dict[str, bytes]:
     Two JPEGs; txt is the instruction; state.f32 is 8 and action.f32, the expert's answer, 16 x 7 little-endian float32;
     json is {"caption": str, "questions": [[question, answer], ...]}.
     """
-    front, wrist, state = episode.observe()
-    words = {"caption": caption(episode.scene), "questions": questions(episode.scene)}
+    front, wrist = (jpeg(np.asarray(view)) for view in episode.views())
+    return {"front.jpg": front, "wrist.jpg": wrist, **unseen(episode)}
+
+
+def unseen(episode: Simulator) -> dict[str, bytes]:
+    """The members of `members` that are no pictures."""
+    words, state = {"caption": caption(episode.scene), "questions": questions(episode.scene)}, episode.state
     return {
-        "front.jpg": jpeg(front),
-        "wrist.jpg": jpeg(wrist),
         "txt": instruction(episode.scene).encode("ascii"),
         "state.f32": state.astype("<f4").tobytes(),
         "action.f32": expert(episode.scene, state).astype("<f4").tobytes(),
@@ -43,11 +54,14 @@ def members(episode: Simulator) -> dict[str, bytes]:
     }
 
 
-def moment(seed: int, index: int, distractors: int = 3) -> Simulator:
-    """The episode of sample `index`, in one of the four kinds of state."""
-    world, draw = scene(seed, index, distractors), generator(seed, index, stream=2)
+def moment(seed: int, index: int, distractors: int | str = 3) -> Simulator:
+    """The episode of sample `index`, in one of the four kinds of state, or carrying what is to be put elsewhere."""
+    world, draw = drawn(distractors, seed, index), generator(seed, index, stream=2)
     kind, offset = draw.random(), draw.uniform(-1.0, 1.0, 2)
     height, opening = float(draw.uniform(0.02, 0.20)), float(draw.integers(2))
+    if world.goal is not None and draw.random() < CARRYING:
+        x, y = (float(share * reach) for share, reach in zip(offset, AREA, strict=True))
+        return Simulator(world, Gripper(x, y, 0.06 + height / 2, 0.0), held=world.target)
     if kind < START:
         return Simulator(world)
     if kind < START + ANYWHERE:

@@ -2,7 +2,8 @@
 
 640x480 with the fine detail of a real sensor, so that a JPEG weighs 60-100 KB as real ones do and decoding costs what
 it costs in practice. All that does not change between images is cached (sprites, table tops, the table as the front
-camera sees it, sensor noise); an image is then a copy, a few pastes and one addition.
+camera sees it, sensor noise); an image is then a copy, a few pastes and one addition. Drawn at a half or a quarter of
+the size (`reduce`), without the noise that shrinking would average away, it costs a tenth: for models that shrink it.
 """
 
 from __future__ import annotations
@@ -44,13 +45,25 @@ class Spot(NamedTuple):
     row: float
     scale: float
 
+    def over(self, reduce: int) -> Spot:
+        """The same in a picture of a `reduce`-th of the width and height."""
+        return Spot(self.column / reduce, self.row / reduce, self.scale / reduce)
 
-def render(scene: Scene, gripper: Gripper, camera: str) -> NDArray[np.uint8]:
-    """uint8 [480, 640, 3]: `scene` with the gripper at `gripper`, seen by `front` or `wrist`, whatever is named."""
+
+def render(scene: Scene, gripper: Gripper, camera: str, reduce: int = 1) -> NDArray[np.uint8]:
+    """uint8 [480, 640, 3]: `scene` with the gripper at `gripper`, seen by `front` or `wrist`, whatever is named.
+
+    reduce: 2 or 4 draws at that part of the width and height, without sensor noise.
+    """
     if camera not in CAMERAS:
         raise LfError(f"tabletop: there is no camera '{camera}'; take {' or '.join(CAMERAS)}.")
-    picture = (_front if camera == "front" else _wrist)(scene, gripper)
-    return np.asarray(picture) + _grain(scene, gripper, camera)
+    picture = np.asarray((_front if camera == "front" else _wrist)(scene, gripper, reduce))
+    return picture + _grain(scene, gripper, camera) if reduce == 1 else picture
+
+
+def seen(gripper: Gripper, camera: str, place: tuple[float, float, float]) -> Spot:
+    """Where a camera sees a point of the table's frame; it may lie outside of the picture."""
+    return _from_front(*place) if camera == "front" else _from_wrist(gripper)(*place)
 
 
 def jpeg(image: NDArray[np.uint8]) -> bytes:
@@ -60,18 +73,24 @@ def jpeg(image: NDArray[np.uint8]) -> bytes:
     return file.getvalue()
 
 
-def _front(scene: Scene, gripper: Gripper) -> Image.Image:
-    picture = _table_from_front(scene.look).point(_gains(scene.light))
+def _front(scene: Scene, gripper: Gripper, reduce: int) -> Image.Image:
+    picture = _table_from_front(scene.look, reduce).point(_gains(scene.light))
     for thing in scene.things:
-        _shadow(picture, _from_front(thing.x + 0.012, thing.y, 0.0), thing.radius * 1.25, _DOWN)
-    _shadow(picture, _from_front(gripper.x, gripper.y, 0.0), 0.05, _DOWN)
+        _shadow(picture, _from_front(thing.x + 0.012, thing.y, 0.0).over(reduce), thing.radius * 1.25, _DOWN)
+    _shadow(picture, _from_front(gripper.x, gripper.y, 0.0).over(reduce), 0.05, _DOWN)
     things = sorted(scene.things, key=lambda thing: -thing.y)  # what is nearer covers what is farther
     for thing in (thing for thing in things if thing.y >= gripper.y):
-        _thing(picture, thing, _from_front(thing.x, thing.y, thing.z + MIDDLE * thing.radius), _DOWN, scene.light)
-    _arm(ImageDraw.Draw(picture), gripper, _gap(scene, gripper))
+        _stand(picture, thing, reduce, scene.light)
+    _arm(ImageDraw.Draw(picture), gripper, _gap(scene, gripper), reduce)
     for thing in (thing for thing in things if thing.y < gripper.y):
-        _thing(picture, thing, _from_front(thing.x, thing.y, thing.z + MIDDLE * thing.radius), _DOWN, scene.light)
+        _stand(picture, thing, reduce, scene.light)
     return picture
+
+
+def _stand(picture: Image.Image, thing: Thing, reduce: int, light: int) -> None:
+    """One object as the front camera sees it."""
+    spot = _from_front(thing.x, thing.y, thing.z + MIDDLE * thing.radius).over(reduce)
+    _thing(picture, thing, spot, _DOWN, light, reduce)
 
 
 def _from_front(x: float, y: float, z: float) -> Spot:
@@ -81,18 +100,21 @@ def _from_front(x: float, y: float, z: float) -> Spot:
     return Spot(WIDTH / 2 + x * scale, HEIGHT / 2 - (along * _DOWN - below * _AHEAD) * scale, scale)
 
 
-def _wrist(scene: Scene, gripper: Gripper) -> Image.Image:
+def _wrist(scene: Scene, gripper: Gripper, reduce: int) -> Image.Image:
     spot = _from_wrist(gripper)
     wide, high = WIDTH / spot(0.0, 0.0, 0.0).scale, HEIGHT / spot(0.0, 0.0, 0.0).scale
     left, top = FLOOR[0] + gripper.x - wide / 2, FLOOR[1] - gripper.y - high / 2
-    box = (left * DENSITY, top * DENSITY, (left + wide) * DENSITY, (top + high) * DENSITY)
-    picture = table_top(scene.look).resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR, box=box)
+    dense = DENSITY / reduce
+    box = (left * dense, top * dense, (left + wide) * dense, (top + high) * dense)
+    picture = _table_from_above(scene.look, reduce).resize((WIDTH // reduce, HEIGHT // reduce),
+                                                           Image.Resampling.BILINEAR, box=box)
     picture = picture.point(_gains(scene.light))
     for thing in scene.things:
-        _shadow(picture, spot(thing.x + 0.008, thing.y - 0.004, 0.0), thing.radius * 1.3, 1.0)
+        _shadow(picture, spot(thing.x + 0.008, thing.y - 0.004, 0.0).over(reduce), thing.radius * 1.3, 1.0)
     for thing in sorted(scene.things, key=lambda thing: -thing.y):
-        _thing(picture, thing, spot(thing.x, thing.y, thing.z + MIDDLE * thing.radius / 2), _TILT, scene.light)
-    _fingers(ImageDraw.Draw(picture), _gap(scene, gripper))
+        middle = spot(thing.x, thing.y, thing.z + MIDDLE * thing.radius / 2).over(reduce)
+        _thing(picture, thing, middle, _TILT, scene.light, reduce)
+    _fingers(ImageDraw.Draw(picture), _gap(scene, gripper), reduce)
     return picture
 
 
@@ -104,54 +126,55 @@ def _from_wrist(gripper: Gripper) -> Callable[[float, float, float], Spot]:
     return spot
 
 
-def _thing(picture: Image.Image, thing: Thing, spot: Spot, sine: float, light: int) -> None:
+def _thing(picture: Image.Image, thing: Thing, spot: Spot, sine: float, light: int, reduce: int) -> None:
     """Paste one object with its middle at `spot`."""
     side = round(2 * SPAN * thing.radius * spot.scale)
     left, top = round(spot.column - side / 2), round(spot.row - side / 2)
-    if _visible(left, top, side, side):
+    if _visible(picture, left, top, side, side):
         shade, mask = (image.resize((side, side), Image.Resampling.BILINEAR)
-                       for image in sprite(thing.shape, thing.yaw, sine))
+                       for image in _sprite(thing.shape, thing.yaw, sine, reduce))
         picture.paste(Image.merge("RGB", [shade] * 3).point(_tint(thing.colour, light)), (left, top), mask)
 
 
 def _shadow(picture: Image.Image, spot: Spot, radius: float, flat: float) -> None:
     wide, high = round(2 * radius * spot.scale), round(2 * radius * spot.scale * flat)
     left, top = round(spot.column) - wide // 2, round(spot.row) - high // 2
-    if _visible(left, top, wide, high):
+    if _visible(picture, left, top, wide, high):
         picture.paste((16, 16, 16), (left, top), _blot().resize((wide, high), Image.Resampling.BILINEAR))
 
 
-def _visible(left: int, top: int, wide: int, high: int) -> bool:
-    """Whether any of a box lies within the picture."""
-    return -wide < left < WIDTH and -high < top < HEIGHT
+def _visible(picture: Image.Image, left: int, top: int, wide: int, high: int) -> bool:
+    """Whether any of a box, which has some size, lies within the picture."""
+    return wide > 0 < high and -wide < left < picture.width and -high < top < picture.height
 
 
-def _arm(draw: ImageDraw.ImageDraw, gripper: Gripper, gap: float) -> None:
+def _arm(draw: ImageDraw.ImageDraw, gripper: Gripper, gap: float, reduce: int) -> None:
     """Two fingers, the palm and the post that they hang from, as boxes seen from the front."""
     x, y, z = gripper.x, gripper.y, gripper.z
-    _box(draw, (x - 0.013, x + 0.013), y, (z + 0.10, 0.62), (118, 122, 130))
-    _box(draw, (x - 0.075, x + 0.075), y, (z + 0.075, z + 0.105), (70, 73, 80))
+    _box(draw, (x - 0.013, x + 0.013), y, (z + 0.10, 0.62), (118, 122, 130), reduce)
+    _box(draw, (x - 0.075, x + 0.075), y, (z + 0.075, z + 0.105), (70, 73, 80), reduce)
     for left in (x - gap - 0.013, x + gap):
-        _box(draw, (left, left + 0.013), y, (max(z - 0.02, 0.0), z + 0.08), (38, 40, 46))
+        _box(draw, (left, left + 0.013), y, (max(z - 0.02, 0.0), z + 0.08), (38, 40, 46), reduce)
 
 
 def _box(draw: ImageDraw.ImageDraw, x: tuple[float, float], y: float, z: tuple[float, float],
-         colour: tuple[int, int, int]) -> None:
+         colour: tuple[int, int, int], reduce: int) -> None:
     """An upright box: its front, and along its right a quarter in the shade."""
     for left, darker in ((x[0], 1.0), (x[1] - (x[1] - x[0]) / 4, 0.7)):
-        corners = [_from_front(a, y, b)[:2] for a, b in ((left, z[0]), (x[1], z[0]), (x[1], z[1]), (left, z[1]))]
+        corners = [_from_front(a, y, b).over(reduce)[:2]
+                   for a, b in ((left, z[0]), (x[1], z[0]), (x[1], z[1]), (left, z[1]))]
         draw.polygon(corners, fill=tuple(round(value * darker) for value in colour))
 
 
-def _fingers(draw: ImageDraw.ImageDraw, gap: float) -> None:
+def _fingers(draw: ImageDraw.ImageDraw, gap: float, reduce: int) -> None:
     """The two fingers as the wrist camera sees them: from the image's sides to the tips."""
-    tip, root, middle = _WRIST_FOCAL / _MOUNT, _WRIST_FOCAL / 0.05, HEIGHT / 2
+    tip, root, middle = _WRIST_FOCAL / _MOUNT, _WRIST_FOCAL / 0.05, HEIGHT / 2 / reduce
     for side in (-1, 1):
         inner, outer = WIDTH / 2 + side * gap * tip, WIDTH / 2 + side * (gap + 0.05) * root
-        near, far = 0.010 * tip, 0.010 * root
+        inner, outer, near, far = inner / reduce, outer / reduce, 0.010 * tip / reduce, 0.010 * root / reduce
         draw.polygon([(inner, middle - near), (outer, middle - far), (outer, middle + far), (inner, middle + near)],
                      fill=(40, 42, 48))
-        ends = sorted((inner, inner + side * 14))
+        ends = sorted((inner, inner + side * 14 / reduce))
         draw.rectangle((ends[0], middle - near, ends[1], middle + near), fill=(92, 96, 104))
 
 
@@ -184,12 +207,25 @@ def _blot() -> Image.Image:
 
 
 @cache
-def _table_from_front(look: int) -> Image.Image:
+def _sprite(shape: str, yaw: int, sine: float, reduce: int) -> tuple[Image.Image, Image.Image]:
+    shade, mask = sprite(shape, yaw, sine)
+    return (shade, mask) if reduce == 1 else (shade.reduce(reduce), mask.reduce(reduce))
+
+
+@cache
+def _table_from_above(look: int, reduce: int) -> Image.Image:
+    return table_top(look) if reduce == 1 else table_top(look).reduce(reduce)
+
+
+@cache
+def _table_from_front(look: int, reduce: int = 1) -> Image.Image:
     """The empty table as the front camera sees it: a perspective warp of the picture from above.
 
     The ray through pixel (c, r) meets the table at x = _EYE[1] * across / fall, y = _EYE[0] + _EYE[1] * along / fall;
     across, along and fall are linear in (c, r, 1).
     """
+    if reduce > 1:
+        return _table_from_front(look).reduce(reduce)
     across = np.array([1.0, 0.0, -WIDTH / 2])
     along = np.array([0.0, -_DOWN, _FRONT_FOCAL * _AHEAD + _DOWN * HEIGHT / 2])
     fall = np.array([0.0, _AHEAD, _FRONT_FOCAL * _DOWN - _AHEAD * HEIGHT / 2])

@@ -76,6 +76,8 @@ class Scene:
     """Chooses the sensor noise and the phrasings."""
     start: Gripper
     """Where the gripper is at the start of an episode."""
+    goal: int | None = None
+    """The number of the object on which the named one is to be put; None where it is to be picked up."""
 
     @property
     def named(self) -> Thing:

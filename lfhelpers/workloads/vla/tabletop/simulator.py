@@ -64,7 +64,10 @@ class Simulator:
 
     @property
     def success(self) -> bool:
-        """The named object is held and lifted."""
+        """The named object is held and lifted; where the scene has a goal: it was let go there."""
+        if self.scene.goal is not None:
+            named, goal = self.scene.named, self.scene.things[self.scene.goal]
+            return self.held is None and (named.x - goal.x) ** 2 + (named.y - goal.y) ** 2 <= GRASP**2
         return self.held == self.scene.target and self.gripper.z >= LIFTED
 
     @property
@@ -137,20 +140,19 @@ class Simulator:
 def expert(scene: Scene, state: Floats) -> Floats:
     """float32 [16, 7] within -1..1: reach over the named object on a minimum-jerk path (Flash and Hogan 1985), come
     down, close, lift. From a place too far away for one chunk it goes as near as it can, high and open; once the object
-    is held it lifts."""
+    is held it lifts, or carries it to the scene's goal in the same way, and opens."""
     low, high = np.array(LIMITS).T
     place = low + (state[:3].astype(np.float64) + 1) * (high - low) / 2
     chunk = np.zeros((STEPS, DIMENSIONS), dtype=np.float32)
+    if state[4] > 0.5 and scene.goal is not None:
+        return _put(chunk, np.array([scene.things[scene.goal].x, scene.things[scene.goal].y]), place)
     if state[4] > 0.5:
         chunk[:, 2] = _moves(_CARRY_HEIGHT - place[2], STEPS) / STRIDE[2]
         chunk[:, 6] = -1.0
         return chunk.clip(-1, 1)
-    goal = np.array([scene.named.x, scene.named.y]) - place[:2]
-    reach = np.array(STRIDE[:2]) * _REACH_STEPS / 1.875  # a minimum-jerk path's peak is 1.875 times its mean speed
     arm = slice(0, _REACH_STEPS)
-    chunk[arm, :2] = np.outer(_moves(1.0, _REACH_STEPS), goal.clip(-reach, reach)) / STRIDE[:2]
     chunk[:, 6] = 1.0
-    if np.all(np.abs(goal) <= reach):
+    if _reached(chunk, np.array([scene.named.x, scene.named.y]) - place[:2]):
         chunk[4:_REACH_STEPS, 2] = _moves(_GRASP_HEIGHT - place[2], _REACH_STEPS - 4) / STRIDE[2]
         chunk[_REACH_STEPS:, 6] = -1.0
         lift = _REACH_STEPS + _CLOSE_STEPS
@@ -158,6 +160,24 @@ def expert(scene: Scene, state: Floats) -> Floats:
     else:
         chunk[arm, 2] = _moves(_CARRY_HEIGHT - place[2], _REACH_STEPS) / STRIDE[2]
     return chunk.clip(-1, 1)
+
+
+def _put(chunk: Floats, goal: NDArray[np.float64], place: NDArray[np.float64]) -> Floats:
+    """Carry what is held over `goal`, and where that is near enough come down and open."""
+    arm = slice(0, _REACH_STEPS)
+    chunk[:, 6] = -1.0
+    near = _reached(chunk, goal - place[:2])
+    chunk[arm, 2] = _moves((_GRASP_HEIGHT if near else _CARRY_HEIGHT) - place[2], _REACH_STEPS) / STRIDE[2]
+    if near:
+        chunk[_REACH_STEPS:, 6] = 1.0
+    return chunk.clip(-1, 1)
+
+
+def _reached(chunk: Floats, way: NDArray[np.float64]) -> bool:
+    """Write the moves along `way`, as far as one chunk takes, into it; whether they reach the end."""
+    reach = np.array(STRIDE[:2]) * _REACH_STEPS / 1.875  # a minimum-jerk path's peak is 1.875 times its mean speed
+    chunk[:_REACH_STEPS, :2] = np.outer(_moves(1.0, _REACH_STEPS), way.clip(-reach, reach)) / STRIDE[:2]
+    return bool(np.all(np.abs(way) <= reach))
 
 
 def rollout(scene: Scene, policy: Policy, chunks: int = CHUNKS) -> bool:

@@ -20,6 +20,7 @@ NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 GRID = (8, 6)
 """Columns from the left and rows from the near side, of the area where objects stand."""
 _ORDERS = ("pick up the {}", "grasp the {}", "take the {}", "lift the {}", "get the {}", "please pick up the {}")
+_PUTS = ("pick up the {} and put it on the {}", "put the {} on the {}", "please put the {} on the {}")
 _ROWS, _COLUMNS = ("near", "middle", "far"), ("left", "centre", "right")
 _SHAPE, _COLOUR = "what shape is the {} object", "what colour is the {}"
 _WHERE, _CELL = "where is the {}", "locate the {}"
@@ -30,8 +31,8 @@ _FRAMES = (*_ORDERS, _SHAPE, _COLOUR, _WHERE, _CELL, _COUNT, _COUNT_OF, _IS_THER
 _WORDS = {word for frame in _FRAMES for word in frame.replace("{}", "").split()}
 
 VOCABULARY: tuple[str, ...] = (
-    "<pad>", "<unk>", "<eos>", *sorted({*_WORDS, *_ROWS, *_COLUMNS, *NUMBERS, *COLOURS, *SHAPES}))
-"""Every word that can be said here; a word's number is its place."""
+    "<pad>", "<unk>", "<eos>", *sorted({*_WORDS, *_ROWS, *_COLUMNS, *NUMBERS, *COLOURS, *SHAPES}), "it", "put")
+"""Every word that can be said here; a word's number is its place, so new words come last."""
 _NUMBER = {word: number for number, word in enumerate(VOCABULARY)}
 
 
@@ -52,7 +53,12 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def instruction(scene: Scene) -> str:
-    """An order that names the target, such as 'pick up the red block'; one of several phrasings, fixed by the scene."""
+    """An order that names the target, such as 'pick up the red block'; one of several phrasings, fixed by the scene.
+
+    With a goal it names that too: 'put the red block on the blue ball'.
+    """
+    if scene.goal is not None:
+        return _PUTS[scene.noise % len(_PUTS)].format(scene.named.name, scene.things[scene.goal].name)
     return _ORDERS[scene.noise % len(_ORDERS)].format(scene.named.name)
 
 
