@@ -9,11 +9,13 @@ Importing the package loads neither torch nor DALI nor matplotlib.
 
 # These names hide the modules of the same name on purpose: `lf.launch(...)` is the verb. Inside the package everything
 # is imported as `from lfhelpers.launch import ...`, which reaches the module.
+from lfhelpers.bench import ladder
 from lfhelpers.diagnose import compare, diagnose
+from lfhelpers.diagnose.verbs import ablate, ceilings, score
 from lfhelpers.errors import LfError
 from lfhelpers.launch import launch, start, status_line, watch
 from lfhelpers.recipe import Recipe, diff, recipe
 from lfhelpers.runs import Run, find, load, recorded
 
-__all__ = ["LfError", "Recipe", "Run", "compare", "diagnose", "diff", "find", "launch", "load", "recipe",
-           "recorded", "start", "status_line", "watch"]
+__all__ = ["LfError", "Recipe", "Run", "ablate", "ceilings", "compare", "diagnose", "diff", "find", "ladder", "launch",
+           "load", "recipe", "recorded", "score", "start", "status_line", "watch"]

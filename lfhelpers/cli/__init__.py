@@ -10,9 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lfhelpers.cli.base import base_app
 from lfhelpers.cli.bench import bench_app
 from lfhelpers.cli.data import data_app
+from lfhelpers.cli.diagnose import ablate as ablate_command
 from lfhelpers.cli.diagnose import diagnose as diagnose_command
+from lfhelpers.cli.ladder import ladder as ladder_command
 from lfhelpers.errors import LfError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -21,7 +24,10 @@ recipe_app = typer.Typer(no_args_is_help=True, help="Show and compare recipes.")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
+app.add_typer(base_app, name="base")
 app.command("diagnose")(diagnose_command)
+app.command("ablate")(ablate_command)
+app.command("ladder")(ladder_command)
 
 Overrides = Annotated[list[str] | None, typer.Argument(
     help="recipe=NAME or FILE.toml, and fields to change: workload.size=small batch.micro=32", show_default=False)]

@@ -55,7 +55,7 @@ def step(
     """One training step, lever by lever, against the step as found."""
     from lfhelpers.bench.step import cases, run
 
-    finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or [], _keeping(out)), out, onto)
+    finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or [], keeping(out)), out, onto)
 
 
 @bench_app.command("ddp")
@@ -71,7 +71,7 @@ def ddp(
     """What several ranks win, what their exchange costs, and whether the tuner's buckets are the best."""
     from lfhelpers.bench.ddp import parts, run, selected
 
-    finish(run(selected(parts(overrides or [], slow_link), only or []), ranks, blocks, _keeping(out)),
+    finish(run(selected(parts(overrides or [], slow_link), only or []), ranks, blocks, keeping(out)),
            out, onto)
 
 
@@ -89,6 +89,73 @@ def link(
     finish(run(ranks, repeats, slow_link), out, onto)
 
 
+@bench_app.command("diagnosis")
+def diagnosis(
+    fault: Annotated[list[str] | None, typer.Option(help="A fault by its name; repeatable; else all six.")] = None,
+    blocks: Annotated[int, typer.Option(min=3, help="Blocks of each side of a comparison.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Steps a block.")] = 4,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all faults.")] = None,
+    out: Out = None,
+    onto: Onto = None,
+) -> None:
+    """Faults planted in the reference workload: is each found, and is it told rightly what its removal wins?"""
+    from lfhelpers.bench.diagnosis import run, selected
+
+    finish(run(selected(fault or [], overrides or []), blocks, steps, keeping(out)), out, onto)
+
+
+@bench_app.command("ffn")
+def ffn(
+    only: Annotated[list[str] | None, typer.Option("--part", help="correctness, kernels, small or full.")] = None,
+    blocks: Annotated[int, typer.Option(min=3, help="Blocks of five steps, of each side of a comparison.")] = 6,
+    rounds: Annotated[int, typer.Option(min=3, help="Measurements of each implementation at most.")] = 12,
+    out: Out = None,
+    onto: Onto = None,
+) -> None:
+    """The fused gated FFN in CUDA C++, in Triton and by torch.compile, against eager; and what a step gains."""
+    from lfhelpers.bench.ffn import run
+
+    finish(run(only or [], blocks, rounds, keeping(out)), out, onto)
+
+
+@bench_app.command("base")
+def base(
+    name: Annotated[str, typer.Argument(help="The base: small, tiny, or its recipe's file.")] = "small",
+    part: Annotated[list[str] | None, typer.Option(help="make or finetune; repeatable; else both.")] = None,
+    again: Annotated[bool, typer.Option("--again/--keep", help="Make the base anew where there is one.")] = True,
+    seeds: Annotated[int, typer.Option(min=1, help="Fine-tuned runs.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Of each.")] = 1500,
+    micro: Annotated[int, typer.Option(min=1, help="Samples a step.")] = 64,
+    samples: Annotated[int, typer.Option(min=64, help="Demonstrations to fine-tune on.")] = 8192,
+    every: Annotated[int, typer.Option(min=1, help="Steps between measurements.")] = 300,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, of the fine-tuned recipe.")] = None,
+    base_set: Annotated[list[str] | None, typer.Option(help="field=value, of the base's recipe.")] = None,
+    out: Out = None,
+    onto: Onto = None,
+) -> None:
+    """A base from nothing, and what fine-tuning from it learns on a task that it has not seen."""
+    from lfhelpers.bench.base import PARTS, Options, run
+
+    options = Options(name, tuple(part or PARTS), again, seeds, steps, micro, samples, every, tuple(overrides or ()),
+                      tuple(base_set or ()))
+    finish(run(options, keeping(out)), out, onto)
+
+
+@bench_app.command("memory")
+def memory(
+    only: Annotated[list[str] | None, typer.Option("--part", help="plans, widened or pace; repeatable.")] = None,
+    micro: Annotated[int | None, typer.Option(min=1, help="Micro-batch of `plans`.")] = None,
+    thorough: Annotated[bool, typer.Option("--thorough/--quick", help="All budgets, longer timing.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all parts.")] = None,
+    out: Out = None,
+    onto: Onto = None,
+) -> None:
+    """Where memory goes, what recomputation frees and costs, and what the freed memory wins."""
+    from lfhelpers.bench.memory import QUICK, Effort, run
+
+    finish(run(only or [], micro, Effort() if thorough else QUICK, overrides or [], keeping(out)), out, onto)
+
+
 @bench_app.command("timeline")
 def timeline(
     out: Annotated[Path, typer.Option(help="File of the timeline.")],
@@ -102,7 +169,7 @@ def timeline(
     print(f"timeline: {record(found, out)}")
 
 
-def _keeping(out: Path | None) -> Callable[[Record], None]:
+def keeping(out: Path | None) -> Callable[[Record], None]:
     """Write the record so far into the file that is asked for, so that a bench cut short leaves what it has."""
     def keep(record: Record) -> None:
         from lfhelpers.measure import record as records

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from lfhelpers.errors import LfError
-from lfhelpers.levers import compile_cache
+from lfhelpers.levers import activations, compile_cache
 from lfhelpers.levers.compile_health import Health, known
 from lfhelpers.recipe import Recipe
 
@@ -185,7 +185,7 @@ def _settings(job: Recipe) -> Iterator[None]:
     # Between blocks DDP has its gaps already: cutting a block at bucket edges would only undo fusions.
     with dynamo.patch(fail_on_recompile_limit_hit=True, suppress_errors=False,
                       recompile_limit=job.compile.recompile_limit, optimize_ddp=job.compile.scope == "model"), \
-            functorch.patch(force_non_lazy_backward_lowering=True):
+            functorch.patch(force_non_lazy_backward_lowering=True), activations.budget(job):
         yield
 
 

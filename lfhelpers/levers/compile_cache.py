@@ -27,14 +27,15 @@ from lfhelpers.measure import hardware
 from lfhelpers.recipe import Recipe
 
 HEADER = b"lfhelpers compile cache 1"
+SHAPING = ("workload", "precision", "compile", "frozen", "activations")
+"""Sections of a recipe that change shapes and kernels."""
 KEPT = 16
 """Files that stay; the longest unused ones go."""
 
 
 def folder() -> Path:
     """Where the files lie: `compile` in $LFHELPERS_CACHE, or in `lfhelpers` of the user's cache folder."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lfhelpers"
-    return Path(os.environ.get("LFHELPERS_CACHE") or user).absolute() / "compile"
+    return runs.cache() / "compile"
 
 
 def key(job: Recipe, device: torch.device) -> dict[str, Any]:
@@ -42,8 +43,7 @@ def key(job: Recipe, device: torch.device) -> dict[str, Any]:
     return {
         "code": code_hash(job.workload.use), "torch": torch.__version__, "cuda": torch.version.cuda,
         "triton": hardware.version("triton"), "python": platform.python_version(), "device": _hardware(device),
-        "recipe": {"micro": job.batch.micro, **{name: getattr(job, name).model_dump(mode="json")
-                                                for name in ("workload", "precision", "compile", "frozen")}},
+        "recipe": {"micro": job.batch.micro, **{name: getattr(job, name).model_dump(mode="json") for name in SHAPING}},
     }
 
 

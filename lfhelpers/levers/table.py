@@ -55,6 +55,10 @@ def _needs_gpu_for_streams(machine: Machine) -> str | None:
     return None if machine.device == "cuda" else "there is no GPU, and a CPU runs one thing after the other"
 
 
+def _needs_gpu_for_kernels(machine: Machine) -> str | None:
+    return None if machine.device == "cuda" else "there is no GPU to compare kernels on"
+
+
 def _needs_ranks(machine: Machine) -> str | None:
     return None if machine.ranks > 1 else "one rank exchanges no gradients"
 
@@ -110,8 +114,14 @@ BESIDE = (
     Lever("PowerSGD", "matrices cross as factors of low rank", {"ddp.hook": "powersgd"}, "changed", _needs_slow_link),
     Lever("1-bit Adam", "momentum crosses as signs, once the second moment is frozen",
           {"ddp.hook": "onebit_adam"}, "changed", _needs_slow_link),
+    Lever("fused gated FFN", "one product for two weights, one kernel after it, and about half is kept for backward",
+          {"compile.ffn": "auto"}, "reordered", _needs_gpu_for_kernels),
+    Lever("recomputed blocks", "each block saves only its inputs and runs again in backward: memory for time",
+          {"activations.plan": "all"}, "reordered"),
+    Lever("recomputed pointwise work", "products and attention are kept, what is cheap runs again in backward",
+          {"activations.plan": "ops"}, "reordered"),
 )
-"""Not on the ladder: they pay on some links and models only, and most of them change what is learnt."""
+"""Not on the ladder: they pay on some links and models only, and some of them change what is learnt."""
 
 
 def ladder(start: Recipe | None = None) -> list[tuple[str, Recipe]]:

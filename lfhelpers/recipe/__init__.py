@@ -15,8 +15,9 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from lfhelpers.errors import LfError, nearest
-from lfhelpers.recipe import exchange
+from lfhelpers.recipe import batch, exchange
 from lfhelpers.recipe.fields import (
+    ActivationFields,
     BatchFields,
     CheckpointFields,
     CompileFields,
@@ -57,6 +58,7 @@ class Recipe(Section):
     compile: CompileFields = CompileFields()
     graph: GraphFields = GraphFields()
     frozen: FrozenFields = FrozenFields()
+    activations: ActivationFields = ActivationFields()
     log: LogFields = LogFields()
     checkpoint: CheckpointFields = CheckpointFields()
     evaluate: EvaluateFields = EvaluateFields()
@@ -110,7 +112,16 @@ class Recipe(Section):
             (self.log.profile and self.steps < PROFILED + self.log.probe + 1,
              f"log.profile needs steps >= {PROFILED + self.log.probe + 1}: one to wait, one of warm-up and three to "
              "record" + ", and one for log.probe" * self.log.probe),
+            ((self.activations.plan == "blocks") != bool(self.activations.blocks),
+             "activations.plan='blocks' and the numbers in activations.blocks need each other"),
+            (self.activations.plan == "budget" and self.compile.scope == "none",
+             "activations.plan='budget' is carried out by the compiler; set compile.scope='blocks'"),
+            (self.activations.recompute_every == 1 or bool(
+                self.activations.recompute_every and self.activations.plan != "ops"),
+             "activations.recompute_every needs activations.plan='ops' and is 0 or at least 2; for every product take "
+             "activations.plan='all'"),
             *exchange.contradictions(self),
+            *batch.contradictions(self),
         ]
         for clash, sentence in clashes:
             if clash:

@@ -36,6 +36,8 @@ class WorkloadFields(Section):
     """`vla`, or a class of your own: `path/to/file.py:MyWorkload` or `package.module:MyWorkload`."""
     size: str = "tiny"
     """A size that the workload offers; `vla` has `tiny`, `small` and `full`."""
+    base: str | None = None
+    """Start from these weights: a base's name (`lfhelpers base make NAME`) or folder; none: from random ones."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout inside the action model. Published value 0.2; 0 makes runs comparable to the last bit."""
     compute_logits: bool = False
@@ -108,6 +110,10 @@ class BatchFields(Section):
     """Samples a rank and a forward pass."""
     accumulate: Count = 1
     """Forward and backward passes before each optimizer step."""
+    replan: bool = False
+    """A step that doesn't fit into memory is made again, by all ranks, in smaller micro-batches of the same samples."""
+    limit_gib: float | None = Field(None, gt=0)
+    """Most memory a rank may take, in GiB: real on a GPU; on a CPU emulated, by weights, states and saved tensors."""
 
 
 class PrecisionFields(Section):
@@ -123,6 +129,8 @@ class PrecisionFields(Section):
     """First scale of the fp16 gradient scaler."""
     growth_interval: Count = 2000
     """Steps without overflow before the fp16 scale doubles."""
+    deterministic: bool = False
+    """Kernels that add in a fixed order, where torch has them: two runs are then equal to the bit, and slower."""
 
 
 class OptimizerFields(Section):
@@ -192,7 +200,7 @@ class DdpFields(Section):
 
 
 class CompileFields(Section):
-    """torch.compile."""
+    """torch.compile, and kernels of our own beside it."""
 
     scope: Literal["none", "blocks", "model"] = "none"
     """`blocks` compiles each repeated block in place, so that DDP's overlap survives; `model` the whole model."""
@@ -202,6 +210,9 @@ class CompileFields(Section):
     """Keep compiled kernels across runs, keyed by code, versions and hardware."""
     recompile_limit: Count = 8
     """Forms of one function (shapes, with gradient or without) that are compiled before the run is ended."""
+    ffn: Literal["off", "auto", "torch", "triton", "cuda"] = "off"
+    """Gated FFNs with one product for both first weights, and less kept for backward: by torch's operators, a kernel in
+    Triton or one in CUDA C++; `auto` measures each once per shape, what torch.compile makes too; `off`: as they are."""
 
 
 class GraphFields(Section):
@@ -220,6 +231,22 @@ class FrozenFields(Section):
     """Compute it for the next micro-batch beside the present one's update and gradient exchange."""
     packed: bool = False
     """Lay its weights out for the matrix units: query, key and value as one product, widths padded, GELU fused."""
+
+
+class ActivationFields(Section):
+    """What backward finds saved, and what it computes again (levers.activations)."""
+
+    plan: Literal["none", "all", "blocks", "ops", "budget"] = "none"
+    """`all` saves only the inputs of each block, `blocks` of those in `blocks`; `ops` saves the results of matrix
+    products and attention in each block; `budget` leaves the choice to torch.compile."""
+    blocks: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Numbers of the blocks that are computed again, as the workload counts them (levers.activations_plan chooses)."""
+    recompute_every: int = Field(0, ge=0)
+    """With `ops`: each how-manieth matrix product is computed again all the same; 0: none, 2: every second."""
+    budget: float = Field(0.5, ge=0, le=1)
+    """With `budget`: the share of its usual bytes that each compiled graph may save."""
+    loss_rows: int = Field(0, ge=0)
+    """Samples whose logits the text loss holds at a time, computed again in backward; 0: those of all samples."""
 
 
 class LogFields(Section):
@@ -253,3 +280,11 @@ class EvaluateFields(Section):
 
     samples: int = Field(0, ge=0)
     """Held-out samples for the open-loop figures at the start and the end of a run; 0: not evaluated."""
+    episodes: int = Field(0, ge=0)
+    """Held-out episodes for the success rate in the closed loop; 0: none."""
+    words: int = Field(0, ge=0)
+    """Held-out scenes for captions and questions, which need workload.text_loss; 0: none."""
+    every: int = Field(0, ge=0)
+    """Steps between measurements inside the run, the learning curve of its summary; 0: at its ends alone."""
+    task: str | int = 3
+    """What is evaluated: a number of distractors, or the name of a task."""

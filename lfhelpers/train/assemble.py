@@ -1,7 +1,8 @@
 """From a recipe to the parts that train: model, optimizer, precision, and DDP around them, in the one right order.
 
-Weights are drawn, then made bf16 where the recipe says so, then blocks are compiled, then DDP wraps: each of these
-looks at what the one before it left. Benchmarks and the training loop build here alike, so they time the same thing.
+Weights are drawn, then made bf16 where the recipe says so, then blocks are made to recompute, then compiled, then DDP
+wraps: each of these looks at what the one before it left. Benchmarks and the training loop build here alike, so they
+time the same thing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lfhelpers.levers import overlap
+from lfhelpers.levers import activations, overlap
 from lfhelpers.levers.comm_hooks import Exchange
 from lfhelpers.levers.compile import Compilation
 from lfhelpers.recipe import Recipe
@@ -45,12 +46,18 @@ def assemble(job: Recipe, ranks: Ranks, workload: Workload, compilation: Compila
     torch.manual_seed(job.seed)
     with ranks.device:
         model = workload.model()
-    precision = Precision(job.precision, ranks.device)
+    if job.compile.ffn != "off":
+        from lfhelpers.levers import gated_ffn  # defining its operators takes a second
+
+        gated_ffn.fuse(model, job.compile.ffn)
+    precision = Precision(job.precision, ranks.device, cache=job.activations.plan != "ops")
     if first is not None:
         agreement.freeze_unused(model, agreement.dry_run(workload, precision, first, job.batch.micro, ranks.device),
                                 ranks)
     masters = store_in_bf16(model) if job.precision.weights == "bf16" else None
-    compilation.apply(model, blocks_of(workload, model))
+    blocks = blocks_of(workload, model)
+    activations.apply(job, blocks, ranks.device, ranks.world)
+    compilation.apply(model, blocks)
     torch.manual_seed(job.seed + ranks.rank)  # weights are alike on all ranks, dropout must not be
     peak = job.optimizer.lr or workload.default_lr()
     keep = job.graph.scope == "micro" or (ranks.world > 1 and job.ddp.bucket_view)

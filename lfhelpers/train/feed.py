@@ -40,14 +40,13 @@ class Feed:
         self._stream = torch.cuda.Stream() if job.data.async_copy and ranks.device.type == "cuda" else None
         self._generator = torch.Generator(ranks.device)
         self._draws: tuple[int, Batch] = (-1, {})
+        self._taken: tuple[int, int, Batch] | None = None
 
     def __iter__(self) -> Iterator[tuple[Batch, Batch]]:
         return self
 
     def __next__(self) -> tuple[Batch, Batch]:
-        step, micro = next(self._slots)
-        with self._clock.phase("data_wait"):
-            host = next(self._batches)
+        step, micro, host = self._taken = self._taken or self._take()  # kept until the device has had room for it
         with self._clock.phase("host_to_device"):
             batch = self._copy(host)
         if self._augments:
@@ -56,8 +55,15 @@ class Feed:
                                               self._plan.epoch(step), step, micro)
         rows = self._plan.rows(step, micro, self._ranks.rank)
         draws = {name: value[rows] for name, value in self._step_draws(step).items()}
+        self._taken = None
         call(self._hooks, Hook.batch_ready, step, batch, draws)
         return batch, draws
+
+    def _take(self) -> tuple[int, int, Batch]:
+        """(step, micro-batch, host batch) of the next one."""
+        step, micro = next(self._slots)
+        with self._clock.phase("data_wait"):
+            return step, micro, next(self._batches)
 
     def _copy(self, host: Batch) -> Batch:
         device = self._ranks.device

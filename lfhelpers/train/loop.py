@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lfhelpers.data import make_loader, make_plan
 from lfhelpers.data.loader import Loader
@@ -24,6 +23,7 @@ from lfhelpers.levers import compile as compile_lever
 from lfhelpers.levers.comm_hooks import Exchange
 from lfhelpers.levers.compile import Compilation, session
 from lfhelpers.levers.compile_health import merged
+from lfhelpers.levers.limit import limited
 from lfhelpers.measure import hardware
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.measure.probe import Probe
@@ -33,21 +33,25 @@ from lfhelpers.runs import Run, timed
 from lfhelpers.train import checkpoint
 from lfhelpers.train.agreement import Agreement
 from lfhelpers.train.assemble import assemble, stream
-from lfhelpers.train.captured import described, make_step
+from lfhelpers.train.captured import CapturedStep, described, make_step
 from lfhelpers.train.communication import ExposedCommunication
 from lfhelpers.train.exchange import Watch
 from lfhelpers.train.feed import Feed
 from lfhelpers.train.guard import Guard
+from lfhelpers.train.held_out import Curve
+from lfhelpers.train.held_out import quality as quality_of
 from lfhelpers.train.hooks import Hook, TensorBoard, call
 from lfhelpers.train.leave import Leave
 from lfhelpers.train.optimizer import Optimizer
-from lfhelpers.train.precision import Precision, arithmetic
+from lfhelpers.train.precision import Precision, arithmetic, deterministic
 from lfhelpers.train.ranks import Ranks, joined
 from lfhelpers.train.recorder import Recorder
+from lfhelpers.train.replan import Cuts, Replan, recomputation
 from lfhelpers.train.slowed import Slowed
+from lfhelpers.train.step import Step
 from lfhelpers.train.summary import device_memory, rank_means, summarise
 from lfhelpers.train.traces import Traces, profiled_steps
-from lfhelpers.workloads.base import Batch, Workload, find
+from lfhelpers.workloads.base import Batch, Workload, blocks_of, find
 
 
 @dataclass
@@ -84,7 +88,8 @@ def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequ
     loader = make_loader(job, manifest, plan, workload.fields, workload.sample, ranks.rank, start=start, stop=job.steps,
                          bad=bad)
     with loader, joined(ranks, job.ddp.slow_link), stream(job, ranks), \
-            arithmetic(job.precision.mode, ranks.device), session(job, ranks.device, ranks.first) as compilation:
+            arithmetic(job.precision.mode, ranks.device), deterministic(job.precision.deterministic), \
+            session(job, ranks.device, ranks.first) as compilation:
         first = _first_batch(job, manifest, plan, workload) if job.ddp.freeze_unused else None
         if ranks.first:
             run.write("environment.json", hardware.describe() | {"device": ranks.device.type})
@@ -107,7 +112,7 @@ def _build(job: Recipe, run: Run, ranks: Ranks, workload: Workload, plan: Plan, 
     parts = assemble(job, ranks, workload, compilation, first)
     watch = [Watch(parts.exchange)] if parts.exchange is not None else []  # first: it knows what the guard can't see
     hooks = [*watch, Guard(job, run, workload, parts.precision, ranks, compilation.eager), Agreement(job, ranks),
-             Slowed(ranks), *hooks]
+             Slowed(ranks), *([Curve(workload, ranks, compilation.eager)] if job.evaluate.every else []), *hooks]
     return Job(job, run, ranks, workload, plan, parts.model, parts.optimizer, parts.precision, parts.exchange,
                compilation, hooks)
 
@@ -128,7 +133,8 @@ def _run(parts: Job, loader: Loader, start: int) -> dict[str, Any]:
     monitor = Monitor()
     call(parts.hooks, Hook.run_start, job, parts.run, parts.model)
     parts.model.train()
-    graph = _steps(parts, iter(loader), start, clock, recorder, communication, monitor)
+    with limited(job.batch.limit_gib, checkpoint.bare(parts.model), ranks.device):
+        graph = _steps(parts, iter(loader), start, clock, recorder, communication, monitor)
     recorder.collect(wait=True)
     usage = monitor.stop()
     quality["after"] = _evaluate(parts)
@@ -151,7 +157,8 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClo
     """
     job, ranks, plan = parts.recipe, parts.ranks, parts.plan
     feed = Feed(host_batches, plan, parts.workload, ranks, clock, job, start, parts.hooks)
-    step = make_step(job, parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock, parts.hooks)
+    made = make_step(job, parts.workload, parts.model, parts.optimizer, parts.precision, ranks, clock, parts.hooks)
+    take = _stepping(parts, made, feed)
     probed, traced = job.steps if job.log.probe else -1, profiled_steps(job)
     first_timed = max(start, min(job.untimed(ranks.device.type), job.steps - 1))
     leave = Leave(ranks, start)
@@ -165,7 +172,7 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClo
         clock.begin()
         parts.compilation.before_step()
         with probe or contextlib.nullcontext():
-            values = step(index, feed, plan.micro_batches(index))
+            values = take(index, plan.micro_batches(index))
         clock.end(values, step=done, epoch=plan.epoch(index), samples=plan.real_samples(index), at=time.perf_counter(),
                   probe=done == probed or index in traced, graphs=compile_lever.graphs(job), exposed=communication.live)
         call(parts.hooks, Hook.step_end, index)
@@ -183,10 +190,21 @@ def _steps(parts: Job, host_batches: Iterator[Batch], start: int, clock: StepClo
         if leaving:
             recorder.collect(wait=True)
             leave.now()
-        if done == probed or _due(job, done):
+        if done == probed or _due(job, done) or (job.evaluate.every and done % job.evaluate.every == 0):
             ranks.barrier()
             clock.pause()
-    return described(job, step)
+    return described(job, made)
+
+
+def _stepping(parts: Job, step: Step | CapturedStep, feed: Feed) -> Callable[[int, int], Tensor]:
+    """Makes step number .. of .. micro-batches of the feed; with batch.replan, again where there was no memory."""
+    job, ranks = parts.recipe, parts.ranks
+    if not (job.batch.replan and isinstance(step, Step)):
+        return lambda index, count: step(index, feed, count)
+    recompute = recomputation(job, blocks_of(parts.workload, checkpoint.bare(parts.model)), ranks)
+    replan, cuts = Replan(step, job, parts.model, parts.optimizer, ranks, recompute), Cuts(feed)
+    parts.hooks.append(replan)
+    return lambda index, count: replan(index, cuts, count)
 
 
 def _due(job: Recipe, done: int) -> bool:
@@ -195,16 +213,9 @@ def _due(job: Recipe, done: int) -> bool:
 
 
 def _evaluate(parts: Job) -> dict[str, float]:
-    """Held-out quality on rank 0, in eval mode; the other ranks wait."""
-    samples, model = parts.recipe.evaluate.samples, checkpoint.bare(parts.model)
-    quality: dict[str, float] = {}
-    if samples and parts.ranks.first:
-        model.eval()
-        with torch.no_grad(), parts.precision.autocast(), parts.compilation.eager():
-            quality = parts.workload.evaluate(model, samples, parts.ranks.device)
-        model.train()
-    parts.ranks.barrier()
-    return quality
+    """Held-out quality, where the recipe asks for any."""
+    return quality_of(parts.recipe.evaluate, parts.workload, checkpoint.bare(parts.model), parts.ranks,
+                      parts.precision, parts.compilation.eager())
 
 
 def _summary(parts: Job, recorder: Recorder, communication: ExposedCommunication,
@@ -219,6 +230,6 @@ def _summary(parts: Job, recorder: Recorder, communication: ExposedCommunication
         "hardware": hardware.title(ranks.device.type), **summary, **({"communication": exchange} if exchange else {}),
         "steps": {"applied": len(recorder.rows) - skipped, "skipped": skipped, "timed": len(rows)},
         "memory": device_memory(ranks) | {"host_rss_gib": usage["host_rss_gib"]},
-        "utilisation": {key: usage[key] for key in ("gpu_percent", "cpu_percent", "cpu_count")},
+        "utilisation": {key: usage[key] for key in ("gpu_percent", "gpu_watts", "cpu_percent", "cpu_count")},
         "loss": {"first": recorder.rows[0]["loss"], "last": recorder.rows[-1]["loss"]},
     }

@@ -54,7 +54,7 @@ class Optimizer:
         self._rates = learning_rates(fields, peak_lr, job.steps).to(device)
         self._clip = fields.clip_norm if fields.clip_norm > 0 else math.inf
         self._scaler = scaler
-        self._keep_grads = keep_grads
+        self.keeps_grads = keep_grads
         self.fused = fields.fused
         self.applied = torch.zeros((), dtype=torch.int64, device=device)
         self._shards = exchange if isinstance(exchange, Shards) else None
@@ -85,16 +85,26 @@ class Optimizer:
         else:
             self._unfused_step(grads, factor, bad, rate)
         self.applied += (1 - bad).long()
-        self.adamw.zero_grad(set_to_none=not self._keep_grads)
+        self._zero()
         if self._shards:
-            self._shards.zero_others(set_to_none=not self._keep_grads)
             self._shards.spread()
         return norm, bad, rate
+
+    def drop(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Zero the gradients and change nothing else; returns what `update` does, as of a skipped step."""
+        self._zero()
+        nothing = torch.zeros((), device=self.applied.device)
+        return nothing, nothing + 1, nothing
+
+    def _zero(self) -> None:
+        self.adamw.zero_grad(set_to_none=not self.keeps_grads)
+        if self._shards:
+            self._shards.zero_others(set_to_none=not self.keeps_grads)
 
     def _fused_step(self, factor: Tensor, bad: Tensor, rate: Tensor) -> None:
         """The kernel divides by grad_scale and leaves everything alone where found_inf is 1 (torch.optim.AdamW)."""
         self._set_rate(rate)
-        self.adamw.grad_scale, self.adamw.found_inf = torch.where(bad > 0, 1.0, 1 / factor), bad
+        self.adamw.grad_scale, self.adamw.found_inf = torch.where(bad > 0, 1.0, 1 / factor).float(), bad
         self.adamw.step()
         del self.adamw.grad_scale, self.adamw.found_inf
 

@@ -14,8 +14,9 @@ settings of the process and not of a region, so they hold for a block and are pu
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -29,8 +30,10 @@ TF32_CAPABILITY = (8, 0)
 class Precision:
     """Autocast for each forward, and the scaler (disabled unless the mode is fp16)."""
 
-    def __init__(self, fields: PrecisionFields, device: torch.device) -> None:
+    def __init__(self, fields: PrecisionFields, device: torch.device, cache: bool = True) -> None:
+        """cache: keep a weight's cast for its next use; selective recomputation counts casts and can't have it."""
         self.mode = fields.mode
+        self._cache = cache
         self._device = device.type
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=fields.init_scale, growth_interval=fields.growth_interval,
@@ -38,7 +41,8 @@ class Precision:
 
     def autocast(self) -> torch.autocast:
         """The context of one forward pass."""
-        return torch.autocast(self._device, AUTOCAST.get(self.mode, torch.float32), enabled=self.mode in AUTOCAST)
+        return torch.autocast(self._device, AUTOCAST.get(self.mode, torch.float32), enabled=self.mode in AUTOCAST,
+                              cache_enabled=self._cache)
 
 
 @contextlib.contextmanager
@@ -61,6 +65,28 @@ def arithmetic(mode: Literal["fp32", "tf32", "bf16", "fp16"], device: torch.devi
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextlib.contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """Kernels that add in a fixed order inside the block, where torch has them; it warns of those it has not.
+
+    cuBLAS reads its setting when it is first used in a process, so enter the block before that (torch's notes on
+    reproducibility).
+    """
+    if not on:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    settings: Any = torch.utils.deterministic
+    filling, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False  # it costs bandwidth
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        settings.fill_uninitialized_memory = filling
 
 
 def _needs_tf32(device: torch.device) -> None:

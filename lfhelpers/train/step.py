@@ -46,6 +46,8 @@ class Step:
         self.frozen_ahead = frozen_ahead
         self.held: Pair | None = None
         """The next step's first pair, where its frozen part has been computed ahead."""
+        self.adding: Any = None
+        """The sum of loss and weight over the ranks, which begins after a step's last forward, until its update."""
         self._workload = workload
         self._model = model
         self._optimizer = optimizer
@@ -55,7 +57,6 @@ class Step:
         self._hooks = hooks
         self._loss_item = loss_item
         self._settling = settling(model)
-        self._adding: Any = None
         cuda = ranks.device.type == "cuda"
         self._beside = torch.cuda.Stream(ranks.device) if frozen_ahead and cuda else None
 
@@ -95,7 +96,7 @@ class Step:
             with phase("forward"), self._precision.autocast():
                 loss, weight = self._workload.loss(self._model, batch, draws)
                 total += torch.stack([loss.detach(), weight.detach()]).float()
-            self._adding = self._ranks.add(total) if last and add else None
+            self.adding = self._ranks.add(total) if last and add else None
             between()
             with phase("backward"):
                 self._precision.scaler.scale(loss / self._samples).backward()
@@ -108,14 +109,18 @@ class Step:
         call(self._hooks, Hook.gradients_ready, step, self._model)
 
     def update(self, total: Tensor) -> Tensor:
-        """Normalise, clip, step and zero; returns VALUES, float32 [5]."""
-        adding, self._adding = self._adding or self._ranks.add(total), None
-        if adding is not None:
-            adding.wait()
+        """Normalise, clip, step and zero; returns VALUES, float32 [5].
+
+        May be called again for a step in which the optimizer had no memory to begin.
+        """
+        self.adding = self.adding or self._ranks.add(total)
+        if self.adding is not None:
+            self.adding.wait()
         # DDP has averaged over the ranks: undo that and the fixed divisor, then divide by the true weight.
         weight = total[1].clamp(min=1e-6)  # a batch may be masked throughout: it then changes nothing
         normaliser = self._ranks.world * self._samples / weight
         norm, skipped, rate = self._optimizer.update(normaliser)
+        self.adding = None
         return torch.stack([total[0] / weight, total[1], norm, skipped, rate])
 
     def _frozen(self, batch: Batch) -> Batch:
