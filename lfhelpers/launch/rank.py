@@ -27,7 +27,7 @@ LINGER = 10.0  # seconds that the exit functions of a failed rank may take
 
 
 def main(argv: list[str]) -> None:
-    """Run the module argv[0] with the arguments argv[1:]; exits with 1 after an exception of it."""
+    """Run the module argv[0] with the arguments argv[1:]; exits with 1 after an exception, else as the module does."""
     processes.die_with_parent()
     _open_log()
     faulthandler.enable()  # a crash in C code leaves its Python stack in the log
@@ -39,19 +39,24 @@ def main(argv: list[str]) -> None:
         text = _own_traceback(error)
         print(text, end="", file=sys.stderr, flush=True)
         _record(error, text)
-        _leave()
+        _leave(1)
+    except SystemExit as end:
+        if not isinstance(end.code, int):  # words, which Python prints, or none
+            raise
+        _leave(end.code)
 
 
-def _leave() -> NoReturn:
+def _leave(code: int) -> NoReturn:
     """End the process after its exit functions, but without Python's own end.
 
     There a process group that is still open aborts (signal 6 and a core dump) or waits, as a forgotten thread does, and
-    torchrun, unaware, would let the other ranks wait too.
+    torchrun, unaware, would let the other ranks wait too. After any exception it is open: the frames of the traceback
+    hold the model that DDP wraps.
     """
     faulthandler.dump_traceback_later(LINGER, exit=True)
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    os._exit(1)
+    os._exit(code)
 
 
 def _open_log() -> None:

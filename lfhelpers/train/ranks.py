@@ -30,6 +30,10 @@ class Ranks:
         """Whether this is the rank that writes."""
         return self.rank == 0
 
+    def alone(self) -> Ranks:
+        """This rank as if it had no peers: what is built for it exchanges nothing."""
+        return Ranks(self.rank, 1, self.device)
+
     def take_device(self) -> None:
         """Make this rank's GPU the current one, so that no thread of it opens a context on another's."""
         if self.device.type == "cuda":
@@ -63,7 +67,15 @@ def identify(choice: str) -> Ranks:
 
 @contextmanager
 def joined(ranks: Ranks, slow_link: str | None = None) -> Iterator[None]:
-    """Join the peers for the block: NCCL on GPUs, gloo on CPU, slowed as ddp.slow_link says."""
+    """Join the peers for the block: NCCL on GPUs, gloo on CPU, slowed as ddp.slow_link says.
+
+    Afterwards gloo's threads are gone, unless something outside still holds a model that DDP wraps.
+    """
+    # Its functions take the group that stands when it is first imported for the default of an argument, and DDP imports
+    # it. Imported before there is a group it holds none. Else the group outlives its destruction, until the interpreter
+    # takes modules apart, and a thread of gloo's that wants the interpreter then aborts the process.
+    import torch.distributed.nn.functional  # noqa: F401
+
     cuda = ranks.device.type == "cuda"
     with emulated(slow_link if ranks.world > 1 else None, ranks.device.type) as backend:
         if ranks.world > 1:

@@ -69,6 +69,7 @@ def test_the_modules_own_exit_code_is_kept(rank):
 def test_a_failed_rank_ends_though_a_thread_or_an_exit_function_hangs(rank):
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
     assert rank(thread + "raise ValueError('no')")[0] == 1
+    assert rank(thread + "raise SystemExit(75)")[0] == 75, "as one that leaves before its time limit"
     hang = "import atexit, time\natexit.register(time.sleep, 600)\nraise ValueError('no')"
     code, lines = rank(hang, start="rank.LINGER = 0.2; rank.main(['job'])")
     assert code == 1 and any(line.startswith("Timeout") for line in lines)

@@ -20,3 +20,5 @@ def test_accumulation_over_two_ranks_is_exact_and_exchanges_once_a_step():
     assert seen["ranks_equal"]
     assert seen["values"] == pytest.approx(seen["expected"], rel=1e-5)
     assert seen["difference"] < 1e-6
+    assert seen["threads"] > 0 and seen["threads_left"] == 0, \
+        "a group that outlives its destruction aborts the interpreter's end (train.ranks.joined)"

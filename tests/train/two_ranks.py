@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,30 +20,39 @@ MICRO_BATCHES = 4
 
 
 def main() -> None:
-    job = recipe("competent", "precision.mode=fp32")
     ranks = identify("cpu")
     with joined(ranks):
-        workload = Toy(job)
-        torch.manual_seed(0)
-        model = workload.model()
-        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        exchanges = []
-        ddp.register_comm_hook(None, counting(exchanges))
-        precision = Precision(job.precision, ranks.device)
-        optimizer = Optimizer(job, model, 1e-2, precision.scaler, keep_grads=True)
-        step = Step(workload, ddp, optimizer, precision, ranks, StepClock(ranks.device), 4 * MICRO_BATCHES)
-        pairs = batches(2 * MICRO_BATCHES, 4)  # position (micro, rank) is pair 2 * micro + rank
-        values = step(0, iter(pairs[ranks.rank::2]), MICRO_BATCHES)
-        mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        everyone = ranks.gather(mine)
-        alone, _, alone_model = trainer(samples=32)
-        expected = alone(0, iter([concatenated(pairs)]), 1)
-        reference = torch.cat([parameter.detach().flatten() for parameter in alone_model.parameters()])
-        if ranks.first:
-            print(json.dumps({
-                "exchanges": len(exchanges), "ranks_equal": torch.equal(*everyone),
-                "values": values.tolist(), "expected": expected.tolist(),
-                "difference": float((mine - reference).abs().max())}))
+        seen = exchanged(ranks)
+        seen["threads"] = threads()
+    if ranks.first:
+        print(json.dumps(seen | {"threads_left": threads()}))
+
+
+def threads() -> int:
+    """Threads of gloo's in this process."""
+    return sum("gloo" in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
+
+
+def exchanged(ranks):
+    job = recipe("competent", "precision.mode=fp32")
+    workload = Toy(job)
+    torch.manual_seed(0)
+    model = workload.model()
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    exchanges = []
+    ddp.register_comm_hook(None, counting(exchanges))
+    precision = Precision(job.precision, ranks.device)
+    optimizer = Optimizer(job, model, 1e-2, precision.scaler, keep_grads=True)
+    step = Step(workload, ddp, optimizer, precision, ranks, StepClock(ranks.device), 4 * MICRO_BATCHES)
+    pairs = batches(2 * MICRO_BATCHES, 4)  # position (micro, rank) is pair 2 * micro + rank
+    values = step(0, iter(pairs[ranks.rank::2]), MICRO_BATCHES)
+    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    everyone = ranks.gather(mine)
+    alone, _, alone_model = trainer(samples=32)
+    expected = alone(0, iter([concatenated(pairs)]), 1)
+    reference = torch.cat([parameter.detach().flatten() for parameter in alone_model.parameters()])
+    return {"exchanges": len(exchanges), "ranks_equal": torch.equal(*everyone), "values": values.tolist(),
+            "expected": expected.tolist(), "difference": float((mine - reference).abs().max())}
 
 
 def counting(exchanges: list[int]):
