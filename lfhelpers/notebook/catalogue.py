@@ -13,8 +13,6 @@ from lfhelpers import runs
 from lfhelpers.errors import LfError, nearest
 
 PLANNED = {
-    "04_ddp_overlap": "How much of the gradients' exchange can hide behind backward?",
-    "05_activation_memory": "What does recomputing activations cost, and what does the freed memory win?",
     "06_tuning_and_results": "Which values suit all levers together, and what do they win in the end?",
     "07_pitfalls": "What goes wrong when a run is made fast, and how does one notice?",
     "08_your_own_model": "How do I bring my own model and data?",

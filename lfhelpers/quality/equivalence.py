@@ -26,8 +26,7 @@ LEAST = 3
 class Equivalence:
     """Mean difference (ours less theirs, in the figure's unit) with its 90 % interval, against a margin of that unit.
 
-    `p` is the larger of the two one-sided tests'. `power` is the chance of showing equality, were there none but the
-    seen scatter `sd` of a pair's difference.
+    `p` is the larger of the two one-sided tests', `sd` the scatter of a pair's difference.
     """
 
     difference: float
@@ -35,9 +34,13 @@ class Equivalence:
     high: float
     margin: float
     p: float
-    power: float
     sd: float
     n: int
+
+    @property
+    def power(self) -> float:
+        """The chance of showing equality, if there is no difference but a scatter as large as the one seen."""
+        return power(self.n, self.margin, self.sd)
 
     @property
     def passes(self) -> bool:
@@ -71,7 +74,7 @@ def tost(theirs: Sequence[float], ours: Sequence[float], margin: float) -> Equiv
     error = sd / math.sqrt(n)
     half = float(stats.t.ppf(1 - ALPHA, n - 1)) * error
     p = float(stats.t.sf((margin - abs(mean)) / error, n - 1)) if error else float(abs(mean) >= margin)
-    return Equivalence(mean, mean - half, mean + half, margin, p, power(n, margin, sd), sd, n)
+    return Equivalence(mean, mean - half, mean + half, margin, p, sd, n)
 
 
 def power(n: int, margin: float, sd: float, truth: float = 0.0) -> float:
