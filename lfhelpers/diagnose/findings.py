@@ -20,6 +20,8 @@ COPY_SHARE = 5.0
 """A copy that runs beside computation takes less; a blocking one of images takes more."""
 COMMUNICATION_SHARE = 3.0
 """Exposed exchange below it isn't worth a lever; a good overlap reaches 2 %."""
+LARGE_MODEL_MB = 400.0
+"""Gradients of fewer MiB fit into so few buckets of 100 that the exchange would begin when backward is over."""
 OPTIMIZER_SHARE = 20.0
 """A fused AdamW of a model that fills the GPU stays below it."""
 SLOW_RANK_SHARE = 5.0
@@ -165,7 +167,9 @@ def _communication(report: StepReport) -> Finding | None:
                                      f"{report.ranks} ranks aren't hidden behind backward")
     waiting, transfer = (report.communication.get(key, 0.0) for key in ("waiting_ms", "transfer_ms"))
     default = ddp.bucket_mb is None and not ddp.bucket_list_mb
-    remedy = "ddp.find_unused=false" if ddp.find_unused else "ddp.bucket_mb=100" if default else \
+    buckets = report.communication.get("buckets_mb")
+    large = not buckets or sum(buckets) >= LARGE_MODEL_MB
+    remedy = "ddp.find_unused=false" if ddp.find_unused else "ddp.bucket_mb=100" if default and large else \
         "batch.accumulate: exchange gradients once for more samples"
     if waiting > transfer:
         evidence += f", {waiting:.1f} ms of them waiting for late ranks, which no bucket size shortens"

@@ -279,11 +279,13 @@ def test_two_runs_side_by_side_by_name():
 def test_the_exchange_is_told_as_transfer_and_waiting_and_late_ranks_are_the_remedy_where_they_are_the_cause():
     run = finished(ranks=2, communication=20, **CLEAN_CPU[1])
     told = {"exposed_ms": 20.0, "transfer_ms": 14.0, "waiting_ms": 6.0, "source": "DDP's timers",
-            "buckets_mb": [4.0, 100.0], "giants": [{"name": "embedding", "mb": 576.0}]}
+            "buckets_mb": [4.0, 600.0], "giants": [{"name": "embedding", "mb": 576.0}]}
     run.write("summary.json", run.summary | {"communication": told})
     assert ("exchange: 20.0 ms exposed, 14.0 of it transfer and 6.0 waiting for late ranks (DDP's timers); 2 buckets "
-            "of 4 to 100 MiB; embedding, 576 MiB, can't be split") in diagnose(run).table()
+            "of 4 to 600 MiB; embedding, 576 MiB, can't be split") in diagnose(run).table()
     assert diagnose(run).findings[0].remedy == "ddp.bucket_mb=100"
+    run.write("summary.json", run.summary | {"communication": told | {"buckets_mb": [1.0, 2.3]}})
+    assert diagnose(run).findings[0].remedy.startswith("batch.accumulate"), "one bucket of 100 MiB would hide nothing"
     run.write("summary.json", run.summary | {"communication": told | {"transfer_ms": 6.0, "waiting_ms": 14.0}})
     assert "14.0 ms of them waiting for late ranks" in diagnose(run).findings[0].evidence
     assert diagnose(run).findings[0].remedy.startswith("find what makes ranks late")
