@@ -142,7 +142,7 @@ def test_a_sweep_makes_every_combination(cache: Path) -> None:
 def base() -> Path:
     """The tiny base, made by the command."""
     command = [sys.executable, "-m", "lfhelpers", "base", "make", "tiny", "--device", "cpu"]
-    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "2"})
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return load("tiny").folder
 
 
@@ -198,6 +198,7 @@ def test_a_run_fine_tunes_from_the_base_through_the_real_loop(base: Path, tablet
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_small_is_made_and_measured_on_a_gpu(cache: Path) -> None:
     """A few steps of each stage: the mechanism in bf16, with sight computed once for frozen vision."""
     changes = [change for change in SHORT if not change.startswith("answer_tokens")]
