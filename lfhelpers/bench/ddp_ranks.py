@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from lfhelpers.bench.ddp_trials import STEPS, Bench, Trials, drop, exposed_ms, row_ms, without_peers
+from lfhelpers.bench.ddp_trials import STEPS, Bench, Trials, drop, exposed_ms, row_ms
 from lfhelpers.bench.trainer import Trainer
 from lfhelpers.levers import slow_link
 from lfhelpers.measure import link as links
@@ -91,7 +91,7 @@ def _link(bench: Bench) -> Link:
 
 def _pair(bench: Bench, job: Recipe) -> tuple[Trainer, Trainer]:
     """A trainer over all ranks, and one of the same recipe without exchange; both warm."""
-    pair = Trainer(job, bench.ranks), Trainer(job, without_peers(bench.ranks))
+    pair = Trainer(job, bench.ranks), Trainer(job, bench.ranks.alone())
     for trainer in pair:
         trainer.warm_up()
     return pair

@@ -177,11 +177,6 @@ class Trials:
             "timeline": asdict(choice.best.predicted), "projection": asdict(projected)}
 
 
-def without_peers(ranks: Ranks) -> Ranks:
-    """This rank without its peers."""
-    return Ranks(ranks.rank, 1, ranks.device)
-
-
 def row_ms(name: str, seconds: Sequence[float]) -> dict[str, Any]:
     """A record's row of a step, from the seconds of blocks."""
     return asdict(Row.of(name, [1e3 * value / STEPS for value in seconds], "ms"))

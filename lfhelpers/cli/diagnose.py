@@ -47,12 +47,21 @@ def diagnose(
     if not quiet:
         _print(found)
     if json is not None:
-        _write(found.as_dict(), json)
+        _write(found.as_dict() | _ablated(first, against), json)
     if html is not None:
         from lfhelpers.notebook import trace_page
 
         with _writing(html):
             trace_page.write(html, found)
+
+
+def _ablated(run: Run | None, against: str | None) -> dict[str, Any]:
+    """What the run's ablation adds to its traces' diagnosis: its times, and ceilings that rest on them."""
+    from lfhelpers.diagnose.ablation import Ablation
+    from lfhelpers.diagnose.tiers import of_run
+
+    found = Ablation.of_run(run) if run is not None and against is None else None
+    return {"ablation": found.as_dict(), "ceilings": of_run(run).as_dict()} if found is not None and run else {}
 
 
 def _found(places: Sequence[Path]) -> Diagnosis | TraceComparison:
@@ -95,7 +104,46 @@ def _print_runs(first: Run, second: Run | None) -> None:
     from lfhelpers.diagnose import compare
     from lfhelpers.diagnose import diagnose as of_run
 
-    print(of_run(first).table() if second is None else compare(first, second))
+    if second is None and first.read("ablation.json") is not None:
+        _print_ablation(first)
+    else:
+        print(of_run(first).table() if second is None else compare(first, second))
+
+
+def ablate(
+    overrides: Annotated[list[str] | None, typer.Argument(
+        help="recipe=NAME or FILE.toml, and fields to change: batch.micro=32", show_default=False)] = None,
+    nproc: Annotated[int, typer.Option(help="Processes on this host, one a GPU.")] = 1,
+    blocks: Annotated[int, typer.Option(min=3, help="Blocks of each variant of the step.")] = 6,
+    steps: Annotated[int, typer.Option(min=1, help="Steps a block.")] = 4,
+) -> None:
+    """Time a recipe's step without its loader, exchange, optimizer, ...: what would each remedy win?"""
+    from lfhelpers.diagnose.verbs import ablate as measured
+    from lfhelpers.recipe import recipe
+
+    named = [text.partition("=")[2] for text in overrides or [] if text.startswith("recipe=")]
+    job = recipe(named[-1] if named else "competent",
+                 *(text for text in overrides or [] if not text.startswith("recipe=")))
+    run = measured(job, nproc, blocks=blocks, steps=steps)
+    _print_ablation(run)
+    print(f"run folder: {run.path}")
+
+
+def _print_ablation(run: Run) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from lfhelpers.diagnose.ablation import Ablation
+    from lfhelpers.diagnose.tiers import of_run
+
+    found, ceilings = Ablation.of_run(run), of_run(run)
+    assert found is not None, "the caller has looked"
+    console = Console(highlight=False)
+    console.print(Text(ceilings.verdict, style="bold"), soft_wrap=True)
+    console.print(Text(found.head()), soft_wrap=True)
+    _tables(console, [found.rows(), ceilings.rows()])
+    for note in (*ceilings.notes, _calibration()):
+        console.print(Text(f"note: {note}"), soft_wrap=True)
 
 
 def _print(found: Diagnosis | TraceComparison) -> None:
@@ -115,12 +163,19 @@ def _print(found: Diagnosis | TraceComparison) -> None:
     else:
         report = found.main
         console.print(Text(report.head()), soft_wrap=True)
-        _tables(console, [report.rows(), found.rank_rows(), [group.row() for group in report.groups]])
+        ceilings = found.ceilings.rows() if found.ceilings else []
+        _tables(console, [report.rows(), ceilings, found.rank_rows(), [group.row() for group in report.groups]])
         for pattern in found.patterns:
             console.print(Text(str(pattern)), soft_wrap=True)
-        notes = list(found.notes)
+        notes = [*found.notes, _calibration()]
     for note in notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def _calibration() -> str:
+    from lfhelpers.diagnose.predictions import calibration
+
+    return calibration()
 
 
 def _tables(console: Any, tables: Sequence[Sequence[Mapping[str, Any]]]) -> None:

@@ -1,4 +1,4 @@
-"""Why a run is as slow as it is. The two verbs are here; nothing in them imports torch."""
+"""Why a run is as slow as it is. The two verbs are here; nothing in them imports torch. More are in diagnose.verbs."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class StepReport:
         lines = [f"run {self.run} ({self.state}): {self.steps} timed steps of {self.job.name} on {self.hardware}, "
                  f"{self.ranks} rank(s) x micro {batch.micro} x accumulate {batch.accumulate}",
                  f"{step['mean']:.1f} ms a step (median {step['median']:.1f}, p95 {step['p95']:.1f}), "
-                 f"{self.samples_per_s:.1f} samples/s; MFU: {utilised}{self.mfu['convention']}", *_aligned(self.rows())]
+                 f"{self.samples_per_s:.1f} samples/s; MFU: {utilised}{self.mfu['convention']}", *aligned(self.rows())]
         lines += [_exchange(self.communication)] if self.communication else []
         lines += [f"{rank}. {finding}" for rank, finding in enumerate(self.findings, 1)]
         return "\n".join([*([self.link] if self.link else []), *lines, *(f"note: {note}" for note in self.notes)])
@@ -139,7 +139,7 @@ class Comparison:
     def __str__(self) -> str:
         heads = [f"{name}: run {report.run} ({report.job.name}), {report.samples_per_s:.1f} samples/s"
                  + (f"; {report.link}" if report.link else "") for name, report in (("a", self.a), ("b", self.b))]
-        return "\n".join([*heads, *_aligned(self.rows()), f"b trains {self.speedup:.2f} times as many samples/s as a "
+        return "\n".join([*heads, *aligned(self.rows()), f"b trains {self.speedup:.2f} times as many samples/s as a "
                           "(two single runs, not interleaved, so without an interval)"])
 
 
@@ -203,8 +203,10 @@ def _notes(run: Run, state: str, summary: Mapping[str, Any], probe: Any) -> list
     return notes + compile_health.notes(summary.get("compile", {}))
 
 
-def _aligned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rows as lines of aligned columns, the first to the left and the others to the right."""
+def aligned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows as lines of aligned columns, the first to the left and the others to the right; none for no rows."""
+    if not rows:
+        return []
     columns = list(rows[0])
     cells = [columns, *([_shown(row.get(column)) for column in columns] for row in rows)]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]

@@ -19,6 +19,7 @@ from lfhelpers.diagnose.trace.partition import CAUSES, Partition
 from lfhelpers.diagnose.trace.read import LAUNCH, OPERATOR
 from lfhelpers.diagnose.trace.report import TraceReport
 from lfhelpers.measure.timeline import HOST, Span, window
+from lfhelpers.notebook.ceiling_charts import ceiling_ranges
 from lfhelpers.notebook.charts import step_bars
 from lfhelpers.notebook.figures import html
 from lfhelpers.notebook.tables import Table
@@ -100,14 +101,18 @@ def _diagnosis(found: Diagnosis) -> list[str]:
         spans, length = step_spans(report)
         chart = timeline({"step": spans}, length)
         parts.append(html(chart.figure, chart.alt, chart.table))
-    causes = [{"remedy": cause.remedy, "share [%]": round(cause.share, 1), "at most": f"{cause.at_most:.2f}x"}
-              for cause in report.verdict.causes if cause.share >= 0.05]
+    if found.ceilings is not None and found.ceilings.rows():
+        chart = ceiling_ranges(found.ceilings)
+        parts.append(html(chart.figure, chart.alt))
+    ceilings = found.ceilings.rows() if found.ceilings else [
+        {"remedy": cause.remedy, "share [%]": round(cause.share, 1), "at most": f"{cause.at_most:.2f}x"}
+        for cause in report.verdict.causes if cause.share >= 0.05]
     kernels = [{"kernel": kernel.name[:NAME], "group": kernel.group, "calls": round(kernel.calls, 1),
                 "ms": round(kernel.ms, 3), "median [us]": round(kernel.median_us, 1)} for kernel in report.kernels]
     exchanges = [{"exchange": item.name, "calls": item.calls, "ms": item.ms, "shortest": item.shortest_ms,
                   "longest": item.longest_ms, "bytes": item.bytes} for item in report.collectives]
     tables: Sequence[tuple[str, Sequence[Mapping[str, Any]]]] = (
-        ("The mean step", report.rows()), ("What a remedy could give at most", causes), ("Ranks", found.rank_rows()),
+        ("The mean step", report.rows()), ("What a remedy could give", ceilings), ("Ranks", found.rank_rows()),
         ("Kernels by group, in the mean step", [group.row() for group in report.groups]),
         ("The costliest kernels, in the mean step", kernels), ("Exchanges, over the whole trace", exchanges))
     parts += [_table(Table.of(title, rows)) for title, rows in tables if rows]

@@ -9,6 +9,7 @@ from pathlib import Path
 from lfhelpers.diagnose.trace.read import Trace, read
 from lfhelpers.diagnose.trace.report import Diagnosis
 from lfhelpers.errors import LfError
+from lfhelpers.measure import record
 
 SUFFIX = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 
@@ -39,6 +40,13 @@ def traces_of(folder: Path) -> Path | None:
     """The folder of a run's traces; None where it was not profiled."""
     traces = folder / "traces"
     return traces if traces.is_dir() and any(SUFFIX.search(file.name) for file in traces.iterdir()) else None
+
+
+def recorded_pair(where: str) -> tuple[Path, Path] | None:
+    """The recorded traces of the step as found and in full, of the machine `where`; None where there are none."""
+    folder = record.reference_path("diagnosis", where).parent
+    pair = folder / "trace_as_found.json.gz", folder / "trace_full.json.gz"
+    return pair if all(path.exists() for path in pair) else None
 
 
 def _ranked(path: Path, traces: list[Trace]) -> list[Trace]:

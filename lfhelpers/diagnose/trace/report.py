@@ -8,7 +8,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from lfhelpers.diagnose.report import percents
 from lfhelpers.diagnose.trace import figures, patterns, processor, work
@@ -19,6 +20,9 @@ from lfhelpers.diagnose.trace.ranks import Split, split
 from lfhelpers.diagnose.trace.read import Trace
 from lfhelpers.diagnose.trace.verdict import Verdict, judge, thin
 from lfhelpers.errors import LfError
+
+if TYPE_CHECKING:
+    from lfhelpers.diagnose.ceilings import Ceilings
 
 VERSION = 1
 
@@ -144,14 +148,21 @@ class Diagnosis:
         return next((report for report in self.reports if late is not None and report.trace.rank == late),
                     self.reports[0])
 
+    @cached_property
+    def ceilings(self) -> Ceilings | None:
+        """What each remedy could win, by running the steps again; None where the evidence doesn't allow it."""
+        from lfhelpers.diagnose.tiers import of_trace  # here: it stands on this module
+
+        return of_trace(self)
+
     @property
     def verdict(self) -> str:
         """The verdict in a sentence or two."""
-        straggler = self.split.straggler if self.split else None
-        if straggler is None or self.main.verdict.bound is None:
-            return self.main.verdict.sentence
-        return f"Straggler: {straggler.evidence} ({straggler.share:.0f} % of the step). Of that rank: " \
-               f"{self.main.verdict.sentence}"
+        straggler, of_main = self.split.straggler if self.split else None, self.main.verdict
+        sentence = of_main.with_gains(self.ceilings.gains()) if self.ceilings else of_main.sentence
+        if straggler is None or of_main.bound is None:
+            return sentence
+        return f"Straggler: {straggler.evidence} ({straggler.share:.0f} % of the step). Of that rank: {sentence}"
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
@@ -186,7 +197,8 @@ class Diagnosis:
                      "notes": list(self.split.notes)}
         return {"version": VERSION, "verdict": self.verdict, "bound": self.main.verdict.bound,
                 "main_rank": self.main.trace.rank, "reports": [report.as_dict() for report in self.reports],
-                "across_ranks": ranks, "skipped": list(self.skipped)}
+                "ceilings": self.ceilings.as_dict() if self.ceilings else None,
+                "ablation": None, "across_ranks": ranks, "skipped": list(self.skipped)}
 
 
 def _patterns(found: on_gpu.Partition) -> list[Pattern]:

@@ -47,12 +47,41 @@ def _diagnosis() -> Schema:
         "bound": _bound(),
         "main_rank": _integer("The rank that the verdict is about; null where the trace names none.", True),
         "reports": _list("One a rank, in order.", _report()),
+        "ceilings": _ceilings(), "ablation": _ablation(),
         "across_ranks": _object("Null for one rank.", {
             "ranks": _list("", _object("", split)),
             "late": _integer("The rank that the others wait for.", True),
             "straggler": {"anyOf": [pattern, {"type": "null"}]},
             "notes": _notes()}, True),
         "skipped": _list("Files of the folder that were not read, and why.", _text(""))})
+
+
+def _ablation() -> Schema:
+    blocks = _list("A rank each.", _list("A block each.", _number("")))
+    return _object("The step with one thing taken away at a time; null where that was not measured.", {
+        "name": _text("The recipe's."), "device": {"enum": ["cpu", "cuda"]}, "hardware": _text("Its name."),
+        "micro": _integer("Samples of a micro-batch."), "accumulate": _integer("Micro-batches of a step."),
+        "steps": _integer("Steady steps of each variant."),
+        "ms": {"type": "object", "additionalProperties": blocks, "description": "Milliseconds of a step by variant."},
+        "load_ms": _number("Of a micro-batch, the loader alone."),
+        "load_cpu_ms": _number("CPU time of its processes."), "step_cpu_ms": _number("CPU time of a step."),
+        "fused_ms": _number("A fused update of as many parameters; null where the recipe has one.", True),
+        "observer_us": _number("What the profiler costs an operator."), "cores": _integer("That may be used."),
+        "state": _object("Fingerprints of all state.", {"before": _text(""), "after": _text("The same.")})}, True)
+
+
+def _ceilings() -> Schema:
+    one = {"cause": _text("What is removed."), "remedy": _text("What removes it."),
+           "levers": _list("Names in the table of levers.", _text("")),
+           "realistic": _number("Speed-up with what nobody gets rid of left in place."),
+           "ideal": _number("Speed-up with the cause gone."),
+           "then": {"type": ["string", "null"], "description": "The next cause to look at; null: computation."}}
+    return _object("By running the steps again; null where the evidence doesn't allow it.", {
+        "source": _text("What they were read off."), "step_ms": _number("The step as it is."),
+        "ceilings": _list("The highest realistic one first.", _object("", one)),
+        "path": _list("Remedies one after the other, each time the one that wins most.", _object("", {
+            "cause": _text("Removed beside all before it."), "speedup": _number("Realistic, of all up to it.")})),
+        "notes": _notes()}, True)
 
 
 def _report() -> Schema:

@@ -1,7 +1,8 @@
 """The verdict in a sentence, from a partition: what the step is bound by, and what each remedy could give at most.
 
 What a remedy could give at most is the step without the part that it removes (Amdahl), with nothing else changed. That
-is the ideal end of a range; a remedy seldom reaches it.
+is the ideal end of a range; a remedy seldom reaches it. Where the trace can be run again (diagnose.trace.replay), its
+ceilings take the place of these.
 """
 
 from __future__ import annotations
@@ -45,11 +46,21 @@ class Cause:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`bound`: the name of what binds, "compute", or None where the evidence is too thin."""
+    """`bound`: the name of what binds, "compute", or None where the evidence is too thin; `head`: what it is, alone."""
 
     bound: str | None
-    sentence: str
+    head: str
+    gains: str
     causes: tuple[Cause, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What binds, and what each remedy could give at most."""
+        return self.with_gains(self.gains)
+
+    def with_gains(self, gains: str) -> str:
+        """The same with gains that were told in a better way."""
+        return f"{self.head}; {gains}." if gains else f"{self.head}."
 
 
 def thin(found: Partition | processor.HostPartition) -> str | None:
@@ -70,13 +81,13 @@ def judge(found: Partition | processor.HostPartition) -> Verdict:
     causes = tuple(sorted(_causes(found), key=lambda cause: -cause.share))
     too_thin = thin(found)
     if too_thin:
-        return Verdict(None, f"No verdict: {too_thin}.", causes)
+        return Verdict(None, f"No verdict: {too_thin}", "", causes)
     first = causes[0]
     bound = first.name if first.share >= BOUND_SHARE else "compute"
     sentence = _gpu_sentence(found, bound) if isinstance(found, Partition) else _host_sentence(found, bound)
     gains = [f"{cause.remedy} {'could give' if index else 'could give up to'} {cause.at_most:.2f}x"
              for index, cause in enumerate(cause for cause in causes if cause.share >= MENTION)]
-    return Verdict(bound, "; ".join([sentence, *gains[:3]]) + ".", causes)
+    return Verdict(bound, sentence, "; ".join(gains[:3]), causes)
 
 
 def _causes(found: Partition | processor.HostPartition) -> list[Cause]:
