@@ -38,11 +38,13 @@ def make(
     jobs: Jobs = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     distractors: Annotated[int, typer.Option(min=0, max=5, help="Objects beside the named one.")] = 3,
+    task: Annotated[str | None, typer.Option(help="one, pair, colour, shape or two_step, instead of these.")] = None,
 ) -> None:
     """Render tabletop scenes into shards with index and manifest; an interrupted call is continued by the next."""
     from lfhelpers.launch.prepare import make_tabletop
 
-    manifest = make_tabletop(out, samples, shard_mb=shard_mb, jobs=jobs, seed=seed, distractors=distractors)
+    manifest = make_tabletop(out, samples, shard_mb=shard_mb, jobs=jobs, seed=seed,
+                             distractors=task or distractors)
     print(f"{manifest.samples} samples in {len(manifest.shards)} shards in {manifest.folder}")
 
 

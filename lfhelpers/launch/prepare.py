@@ -27,12 +27,14 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
     The default dataset is rendered on first use, and the engine `auto` becomes the one that is the fastest here for
     `nproc` ranks; with choose=False it stays, for a machine like those that the job will run on.
 
-    Raises LfError for a size that doesn't exist and for a folder that is missing or doesn't match its manifest.
+    Raises LfError for a size or base that does not exist, and for a folder that is missing or fails its manifest.
     """
     if job.workload.use == "vla":
-        from lfhelpers.workloads.vla import sizes
+        from lfhelpers.workloads.vla import pretrained, sizes
 
         sizes.find(job.workload.size)
+        if job.workload.base:  # the run's recipe says which one it was, also when the code has changed
+            job = job.with_(**{"workload.base": str(pretrained.find(job.workload.base))})
     if job.data.path is None and job.workload.use == "vla" and not (default_folder() / "manifest.json").exists():
         _make_default()
     given = job.data.path
@@ -69,14 +71,17 @@ def default_folder() -> Path:
 
 
 def make_tabletop(out: Path | None, samples: int, *, shard_mb: float, jobs: int | None = None, seed: int = 0,
-                  distractors: int = 3) -> Manifest:
-    """Render tabletop scenes into shards; continues where an interrupted call stopped."""
+                  distractors: int | str = 3) -> Manifest:
+    """Render tabletop scenes into shards; continues where an interrupted call stopped.
+
+    distractors: their number, or the name of a task.
+    """
     source = {"world": "tabletop", "seed": seed, "distractors": distractors}
     return write(out or default_folder(), functools.partial(_sample, seed, distractors), samples, shard_mb=shard_mb,
                  jobs=jobs or usable_cores(), seed=seed, source=source)
 
 
-def _sample(seed: int, distractors: int, index: int) -> dict[str, bytes]:
+def _sample(seed: int, distractors: int | str, index: int) -> dict[str, bytes]:
     from lfhelpers.workloads.vla.tabletop.dataset import sample
 
     return sample(seed, index, distractors)

@@ -31,6 +31,8 @@ _ATEN = torch.ops.aten
 PRODUCTS = frozenset((
     _ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN._scaled_mm.default))
 """Matrix products: dear to compute again."""
+GATED = "lfhelpers::swiglu_down"
+"""A gated FFN's second product with what stands before it (levers.gated_ffn_op), where `compile.ffn` puts it in."""
 ATTENTION = frozenset((
     _ATEN._scaled_dot_product_flash_attention.default, _ATEN._scaled_dot_product_efficient_attention.default,
     _ATEN._scaled_dot_product_cudnn_attention.default, _ATEN._scaled_dot_product_flash_attention_for_cpu.default))
@@ -119,7 +121,7 @@ def _selective(every: int) -> tuple[Any, Any]:
     products = {False: itertools.count(1), True: itertools.count(1)}
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if operator in PRODUCTS:
+        if operator in PRODUCTS or operator.name() == GATED:
             number = next(products[context.is_recompute])
             keep = not every or number % every != 0
         else:

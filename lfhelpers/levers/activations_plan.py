@@ -141,13 +141,14 @@ def _blocks(profile: Profile, shares: Sequence[float]) -> list[Candidate]:
 def rules_of_thumb(numbers: Sequence[int]) -> dict[str, list[int]]:
     """Published advice as numbers of recomputed blocks, of those that save anything: {rule: numbers}.
 
-    The last is what checkpoint_sequential recomputes: all of its segments but the last.
+    The last recomputes the blocks that checkpoint_sequential would, all but those of its last segment, but one by one:
+    a segment as one region would save its blocks' inputs too, and would need room for a whole segment in backward.
     """
     quarter = len(numbers) // 4
     return {
         "every second block": list(numbers[::2]),
         "save the ends, recompute the middle": list(numbers[quarter:len(numbers) - quarter]),
-        f"checkpoint_sequential in {SEGMENTS}": list(numbers[:len(numbers) - len(numbers) // SEGMENTS]),
+        f"all but the last of {SEGMENTS} segments": list(numbers[:len(numbers) - len(numbers) // SEGMENTS]),
     }
 
 

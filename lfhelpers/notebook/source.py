@@ -13,34 +13,41 @@ from typing import Any
 
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
+from pygments.lexers import get_lexer_for_filename
 
 import lfhelpers
 from lfhelpers.errors import LfError
 from lfhelpers.notebook import output
 
 
-def show_source(thing: Any, until: str = "") -> None:
-    """Show the source of a function, class or module, with its file and lines; `thing` and `until` as in `listing`.
+def show_source(thing: Any, until: str = "", since: str = "") -> None:
+    """Show the source of a function, class, module or file, with its place; `thing`, `until`, `since` as in `listing`.
 
     Raises LfError where it has no source.
     """
-    code, place = listing(thing, until)
+    code, place = listing(thing, until, since)
+    lexer = get_lexer_for_filename(place.partition(",")[0])
     # Dark text on its own light ground: the page around it may be dark.
     ground = "background:#f6f8fa;color:#1f2328;padding:8px 12px;border-radius:6px;overflow-x:auto"
     letters = "background:inherit;color:inherit;margin:0;font-family:monospace;line-height:1.4;white-space:pre"
-    body = highlight(code, PythonLexer(), HtmlFormatter(noclasses=True, cssstyles=ground, prestyles=letters))
+    body = highlight(code, lexer, HtmlFormatter(noclasses=True, cssstyles=ground, prestyles=letters))
     output.put(f'<div><div style="font-size:90%"><code>{escape(place)}</code></div>{body}</div>', f"# {place}\n{code}")
 
 
-def listing(thing: Any, until: str = "") -> tuple[str, str]:
+def listing(thing: Any, until: str = "", since: str = "") -> tuple[str, str]:
     """(code, place): the source text, and 'file, lines a to b' with the file seen from the package's folder.
 
     `thing` may also be text, 'package.module' or 'package.module:name': it is then read and not imported, since what a
-    module needs, such as Triton, may be missing here. `until` ends the listing before the first line that begins so, to
-    show the head of a long module or class alone.
+    module needs, such as Triton, may be missing here. Or it is the path of a file in any language. `until` ends the
+    listing before the first line that begins so, and `since` has it begin with one, to show a part of what is long.
     """
-    lines, start, file = _unimported(thing) if isinstance(thing, str) else _inspected(thing)
+    if isinstance(thing, Path):
+        lines, start, file = thing.read_text().splitlines(keepends=True), 1, thing.resolve()
+    else:
+        lines, start, file = _unimported(thing) if isinstance(thing, str) else _inspected(thing)
+    if since:
+        before = len(list(itertools.takewhile(lambda line: not line.startswith(since), lines)))
+        lines, start = lines[before:], start + before
     if until:
         lines = list(itertools.takewhile(lambda line: not line.startswith(until), lines))
     code = "".join(lines).rstrip() + "\n"

@@ -175,3 +175,19 @@ def test_contradictions_are_refused(overrides, sentence):
 def test_a_whole_compiled_model_on_several_ranks_is_refused():
     with pytest.raises(LfError, match="DDP cuts compiled code at its buckets"):
         activations.apply(recipe("competent", "activations.plan=all", "compile.scope=model"), [], CPU, ranks=2)
+
+
+def test_a_fused_gated_ffn_is_one_of_the_products_that_ops_keeps(monkeypatch):
+    from lfhelpers.levers import gated_ffn_op as op
+    from lfhelpers.levers.gated_ffn import FusedFfn
+    from lfhelpers.workloads.vla.language import GatedFFN
+
+    torch.manual_seed(0)
+    model = nn.Sequential(FusedFfn(GatedFFN(8, 16), "torch")).double()
+    x = torch.randn(5, 8, dtype=torch.float64)
+    plain = [parameter.grad for parameter in _backward(copy.deepcopy(model), x).parameters()]
+    computed, product = [], op._product
+    monkeypatch.setattr(op, "_product", lambda packed, kernel: computed.append(kernel) or product(packed, kernel))
+    ours = [parameter.grad for parameter in _backward(planned(model, *PLANS["ops"]), x).parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
+    assert len(computed) == 3, "in forward, and twice where the block is proven to repeat itself; not in backward"

@@ -41,7 +41,7 @@ def test_rules_of_thumb_are_taken_at_their_word():
     assert plans.rules_of_thumb(range(10, 18)) == {
         "every second block": [10, 12, 14, 16],
         "save the ends, recompute the middle": [12, 13, 14, 15],
-        "checkpoint_sequential in 4": [10, 11, 12, 13, 14, 15]}
+        "all but the last of 4 segments": [10, 11, 12, 13, 14, 15]}
 
 
 def test_each_rule_has_a_rival_of_its_price_and_budgets_need_a_compiler():

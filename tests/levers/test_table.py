@@ -34,4 +34,5 @@ def test_compression_is_refused_on_a_fast_link_with_the_reason():
     assert refused == {360.0: ["bf16 gradients on the wire", "PowerSGD", "1-bit Adam"], FAST_LINK / 2: [], None: []}
     reason = BESIDE[1].obstacle(Machine("cuda", ranks=2, link_gb_s=360.0))
     assert reason and reason.startswith("the link carries 360 GB/s")
-    assert all(lever.obstacle(Machine("cuda", ranks=1)) == "one rank exchanges no gradients" for lever in BESIDE)
+    assert all(lever.obstacle(Machine("cuda", ranks=1)) == "one rank exchanges no gradients" for lever in BESIDE
+               if any(field.startswith("ddp.") for field in lever.fields))

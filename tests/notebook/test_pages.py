@@ -67,6 +67,13 @@ def test_a_listing_can_end_before_a_line():
     assert place == f"lfhelpers/notebook/figures.py, lines 1 to {len(head.splitlines())}"
 
 
+def test_a_listing_can_be_a_part_of_any_file(tmp_path, capsys):
+    file = tmp_path / "kernel.cu"
+    file.write_text("#include <x>\nint one() {\n  return 1;\n}\nint two();\n")
+    source.show_source(file, since="int one(", until="int two")
+    assert capsys.readouterr().out == "# kernel.cu, lines 2 to 4\nint one() {\n  return 1;\n}\n\n"
+
+
 def test_what_lessons_import_is_there_and_a_misspelling_is_no_silent_none():
     assert all(callable(getattr(lfhelpers.notebook, name)) for name in lfhelpers.notebook.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'shwo'"):

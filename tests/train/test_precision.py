@@ -10,7 +10,7 @@ from lfhelpers.errors import LfError
 from lfhelpers.recipe import PrecisionFields, recipe
 from lfhelpers.train import precision_lab as lab
 from lfhelpers.train.loop import train
-from lfhelpers.train.precision import Precision, arithmetic
+from lfhelpers.train.precision import Precision, arithmetic, deterministic
 from lfhelpers.train.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -20,6 +20,15 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA 
 def settings():
     return (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32,
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.conv.fp32_precision)
+
+
+def test_deterministic_kernels_are_a_setting_of_the_block_alone() -> None:
+    with pytest.raises(KeyError), deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled() and not torch.utils.deterministic.fill_uninitialized_memory
+        raise KeyError
+    assert not torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    with deterministic(False):
+        assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(("mode", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
