@@ -25,6 +25,7 @@ from lfhelpers.errors import LfError
 from lfhelpers.measure import hardware
 
 KEYS = ("bench", "date", "commit", "hardware", "versions", "settings", "aa_spread", "rows", "checks")
+OWN_COMMAND = ("ladder", "base", "study", "pitfalls")
 _SAME = ("cpu", "cores_usable", "gpus")
 """What makes two machines the same one for a benchmark; a driver or a gigabyte of RAM more doesn't."""
 
@@ -160,8 +161,9 @@ def reference(bench: str, where: str | None = None) -> Record | None:
 
 
 def reference_path(bench: str, where: str | None = None) -> Path:
-    """Where the committed record of a bench lies."""
-    return runs.project() / "runs" / "reference" / (where or machine()) / f"bench_{bench}.json"
+    """Where the committed record of a bench lies; one that has a command of its own is called like that."""
+    name = bench if bench.startswith(OWN_COMMAND) else f"bench_{bench}"
+    return runs.project() / "runs" / "reference" / (where or machine()) / f"{name}.json"
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,9 @@ class Feed:
         """(step, micro-batch, host batch) of the next one."""
         step, micro = next(self._slots)
         with self._clock.phase("data_wait"):
-            return step, micro, next(self._batches)
+            host = next(self._batches)
+        call(self._hooks, Hook.batch_taken, step, self._plan.rows(step, micro, self._ranks.rank), host)
+        return step, micro, host
 
     def _copy(self, host: Batch) -> Batch:
         device = self._ranks.device

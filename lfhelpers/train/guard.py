@@ -5,8 +5,8 @@ zero, and the run goes on at full speed (insightface issue 2262). A good step co
 the step's other values when they reach the host. A bad one has then happened a few steps ago, so the guard keeps the
 last batches and passes the bad one through the model again (train.nonfinite). Where that shows nothing, because the
 fault lies in compiled kernels, in another rank or in a batch no longer kept, gradients are looked at as they come until
-a good step. Each rank writes what it finds to nonfinite-rank-N.json, and the sentence that ends the run takes the
-earliest cause of all ranks.
+a good step. Each rank writes what it finds to nonfinite-rank-N.json and the batch beside it (train.replay runs it
+alone), and the sentence that ends the run takes the earliest cause of all ranks.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import nn
 from lfhelpers.errors import LfError
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run
+from lfhelpers.train import replay
 from lfhelpers.train.checkpoint import bare
 from lfhelpers.train.hooks import Hook
 from lfhelpers.train.nonfinite import CAUSES, Finding, examine, in_gradients
@@ -105,11 +106,17 @@ class Guard(Hook):
         samples = self._job.batch.micro * self._job.batch.accumulate
         try:
             with self._eager():
-                found = [examine(self._workload, self._model, self._precision, batch, draws, samples)
+                found = [(examine(self._workload, self._model, self._precision, batch, draws, samples), batch, draws)
                          for of, batch, draws, _ in self._kept if of == step]
         except torch.OutOfMemoryError:
             return None  # the run still fits; its gradients will be looked at instead
-        return min((item for item in found if item), key=lambda item: item.place, default=None)
+        causes = [(item, batch, draws) for item, batch, draws in found if item]
+        if not causes:
+            return None
+        cause, batch, draws = min(causes, key=lambda item: item[0].place)
+        if cause.cause not in ("scale", "weights"):
+            replay.keep(self._run, step + 1, self._ranks.rank, batch, draws)
+        return cause
 
     def _note(self, step: int, found: Finding | None) -> None:
         self._finding = found

@@ -18,6 +18,12 @@ class Hook:
     def run_start(self, job: Recipe, run: Run, model: nn.Module) -> None:
         """Before the first step; the model is wrapped as it will be trained."""
 
+    def batch_taken(self, step: int, rows: slice, host: Batch) -> None:
+        """A micro-batch of a step (0-based) has come from the data engine, once; rows: its places in the global batch.
+
+        An engine may have put it on a GPU already.
+        """
+
     def batch_ready(self, step: int, batch: Batch, draws: Batch) -> None:
         """A micro-batch of a step (0-based) is on the device and will be used next, or one later (frozen.ahead)."""
 

@@ -43,12 +43,15 @@ from lfhelpers.train.held_out import quality as quality_of
 from lfhelpers.train.hooks import Hook, TensorBoard, call
 from lfhelpers.train.leave import Leave
 from lfhelpers.train.optimizer import Optimizer
+from lfhelpers.train.order_hash import OrderHash
 from lfhelpers.train.precision import Precision, arithmetic, deterministic
 from lfhelpers.train.ranks import Ranks, joined
 from lfhelpers.train.recorder import Recorder
 from lfhelpers.train.replan import Cuts, Replan, recomputation
+from lfhelpers.train.sentinel import Sentinel
 from lfhelpers.train.slowed import Slowed
 from lfhelpers.train.step import Step
+from lfhelpers.train.straggler import Straggler
 from lfhelpers.train.summary import device_memory, rank_means, summarise
 from lfhelpers.train.traces import Traces, profiled_steps
 from lfhelpers.workloads.base import Batch, Workload, blocks_of, find
@@ -112,7 +115,8 @@ def _build(job: Recipe, run: Run, ranks: Ranks, workload: Workload, plan: Plan, 
     parts = assemble(job, ranks, workload, compilation, first)
     watch = [Watch(parts.exchange)] if parts.exchange is not None else []  # first: it knows what the guard can't see
     hooks = [*watch, Guard(job, run, workload, parts.precision, ranks, compilation.eager), Agreement(job, ranks),
-             Slowed(ranks), *([Curve(workload, ranks, compilation.eager)] if job.evaluate.every else []), *hooks]
+             Slowed(ranks), Sentinel(ranks), OrderHash(ranks), Straggler(ranks),
+             *([Curve(workload, ranks, compilation.eager)] if job.evaluate.every else []), *hooks]
     return Job(job, run, ranks, workload, plan, parts.model, parts.optimizer, parts.precision, parts.exchange,
                compilation, hooks)
 

@@ -1,0 +1,129 @@
+"""Memory that keeps growing is told from warm-up and noise, and its owner is named; a late rank by its own time."""
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+
+from lfhelpers.measure import census
+from lfhelpers.measure.growth import growth
+from lfhelpers.recipe import recipe
+from lfhelpers.train.ranks import Ranks
+from lfhelpers.train.sentinel import KEPT, Sentinel, by_stack, reader
+from lfhelpers.train.straggler import OWN, Seen, late
+from tests.train.toy import ALONE
+
+MIB = 2**20
+STEPS = 120
+
+
+def curve(kind, seed):
+    """Bytes held by step: 1 GiB of model, noise of 8 MiB, and what the kind says."""
+    random = np.random.default_rng(seed)
+    steps = np.arange(STEPS)
+    held = 1024 * MIB + random.integers(0, 8 * MIB, STEPS)
+    held = held + {"flat": 0 * steps, "leak": 2 * MIB * steps, "warm-up": 400 * MIB * (1 - np.exp(-steps / 10)),
+                   "jump": 300 * MIB * (steps > random.integers(20, 100)),
+                   "saw": 4 * MIB * (steps % 17)}[kind]
+    return steps.tolist(), held.astype(int).tolist()
+
+
+@pytest.mark.parametrize("kind", ["flat", "warm-up", "jump", "saw"])
+def test_no_curve_without_a_leak_raises_an_alarm(kind):
+    assert not any(growth(*curve(kind, seed)).leaks(MIB) for seed in range(20))
+
+
+def test_every_leak_is_found_with_its_slope():
+    for seed in range(20):
+        found = growth(*curve("leak", seed))
+        assert found.leaks(32 * MIB) and 0 < found.low <= found.slope <= found.high
+        assert found.slope == pytest.approx(2 * MIB, rel=0.1)
+        assert not found.leaks(1024 * MIB), "less was gained than is asked for"
+
+
+def test_few_samples_are_no_evidence():
+    assert growth(range(23), range(23)) is None
+
+
+def test_the_sentinel_keeps_a_bounded_number_of_samples():
+    watched = Sentinel(ALONE, read=lambda: MIB)
+    watched.run_start(recipe("competent", "log.skip=0"), None, None)
+    for step in range(4 * KEPT):
+        watched.step_end(step)
+    summary = {}
+    watched.run_end(summary)
+    assert len(watched._held) <= KEPT and summary["memory_growth"]["leaks"] is False
+
+
+def test_a_cpus_own_pages_grow_with_what_is_written():
+    read = reader(torch.device("cpu"))
+    for flags, counts in ((mmap.MAP_PRIVATE, True), (mmap.MAP_SHARED, False)):
+        before = read()
+        with mmap.mmap(-1, 64 * MIB, flags=flags | mmap.MAP_ANONYMOUS) as pages:
+            pages.write(b"1" * 32 * MIB)
+            assert (read() - before >= 30 * MIB) is counts, "shared pages are other processes', or files'"
+
+
+class Recorder:
+    def __init__(self):
+        self.seen = {}
+
+
+def test_who_holds_what_became_more_is_named():
+    recorder, before = Recorder(), census.census()
+    for step in range(5):
+        recorder.seen[step] = torch.ones(3, 1)
+    found, = census.grown(before, 5)
+    assert found.count == 5 and found.kind == ("float32", (3, 1), "")
+    assert "a dict of 5 under " in str(found)
+    recorder.last = [torch.ones(7, 7) for _ in range(4)]
+    assert "a list of 4, attribute last of Recorder" in next(map(str, census.grown(before, 4)))
+
+
+def test_the_line_that_allocates_is_taken_from_the_allocators_history():
+    def block(size, line, state="active_allocated"):
+        return {"size": size, "state": state, "frames": [
+            {"filename": "/x/torch/nn/functional.py", "line": 1, "name": "linear"},
+            {"filename": "/home/me/loop.py", "line": line, "name": "fit"}]}
+    snapshot = {"segments": [{"blocks": [block(MIB, 7)] * 8 + [block(90 * MIB, 9)] + [block(MIB, 7, "inactive")] * 3
+                              + [{"size": 5, "state": "active_allocated"}]}]}
+    assert by_stack(snapshot, 4) == "8 blocks, 8 MiB, made at loop.py:7 (fit)"
+    assert by_stack(snapshot, 9) == ""
+
+
+def seen(forward, data=0.0, busy=0.1, used=0.05, steps=20, seed=0):
+    noise = np.random.default_rng(seed).uniform(0, 1, steps)
+    own = {name: [0.0] * steps for name in OWN} | {"forward": list(forward + noise), "data_wait": [data] * steps}
+    return Seen(own, [40.0] * steps, "host", busy, used)
+
+
+def test_a_late_rank_is_named_with_its_part_and_its_hosts_load():
+    found = late([seen(10), seen(10, seed=1), seen(20, busy=0.9, seed=2)])
+    assert (found.rank, found.part) == (2, "forward") and found.ms == pytest.approx(10, abs=1)
+    assert found.foreign == pytest.approx(0.75) and "75% of the cores of host do other work" in str(found)
+    waiting = late([seen(10, data=30.0), seen(10, seed=1)])
+    assert (waiting.rank, waiting.part) == (0, "data_wait") and "other work" not in str(waiting)
+
+
+def test_ranks_that_take_turns_at_being_last_are_not_late():
+    for seed in range(20):
+        assert late([seen(10, seed=2 * seed), seen(10, seed=2 * seed + 1)]) is None
+    assert late([seen(10, steps=3), seen(90, steps=3)]) is None, "three steps are no evidence"
+    assert late([seen(10)]) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_a_leak_is_named_with_its_holder_and_the_line_that_made_it():
+    watched = Sentinel(Ranks(0, 1, torch.device("cuda", 0)))
+    watched.run_start(recipe("competent", "log.skip=0"), None, None)
+    kept = []
+    for step in range(90):
+        kept.append(torch.ones(2**18, device="cuda"))
+        watched.step_end(step)
+    summary = {}
+    watched.run_end(summary)
+    found = summary["memory_growth"]
+    assert found["leaks"] and found["bytes_a_step"] == pytest.approx(MIB, rel=0.01)
+    assert "variable kept of test_on_a_gpu" in found["owner"] and "made at test_sentinel.py:" in found["owner"]
