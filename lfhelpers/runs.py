@@ -36,6 +36,12 @@ def root() -> Path:
     return project() / "runs"
 
 
+def cache() -> Path:
+    """What can be made again: $LFHELPERS_CACHE, or `lfhelpers` in the user's cache folder."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lfhelpers"
+    return Path(os.environ.get("LFHELPERS_CACHE") or user).absolute()
+
+
 def project() -> Path:
     """The checkout that the package was installed from, or the current folder where there is none."""
     checkout = Path(__file__).resolve().parents[1]
@@ -88,13 +94,17 @@ class Run:
             write_atomic(self.path / name, content)
 
     def append_steps(self, rows: list[dict[str, Any]]) -> None:
-        """Add lines to steps.jsonl, whole lines only. Raises LfError where they can't be written."""
-        with self._writing("steps.jsonl"), (self.path / "steps.jsonl").open("ab") as file:
+        """Add lines to steps.jsonl."""
+        self.append("steps.jsonl", rows)
+
+    def append(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Add lines to a .jsonl file, whole lines only. Raises LfError where they can't be written."""
+        with self._writing(name), (self.path / name).open("ab") as file:
             file.write(b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
-    def steps(self) -> list[dict[str, Any]]:
-        """The lines of steps.jsonl; a last line cut short by a kill is left out."""
-        path = self.path / "steps.jsonl"
+    def steps(self, name: str = "steps.jsonl") -> list[dict[str, Any]]:
+        """The lines of steps.jsonl, or of another .jsonl file; a last line cut short by a kill is left out."""
+        path = self.path / name
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [orjson.loads(line) for line in lines]
 

@@ -169,11 +169,9 @@ class Ladder:
 
     def _judge(self, lever: Lever, before: Recipe, rung: Rung, rest: list[Lever]) -> Verdict:
         if lever.equivalence == "exact":
-            short = [self._short(job) for job in (before, rung.job)]
-            steps = max(job.steps for job in short)
-            return gates.exact(*(_losses(self.jobs.run(f"exact {lever.name} {name}", job.with_(steps=steps),
-                                                       self.options.nproc))
-                                 for name, job in zip(("without", "with"), short, strict=True)))
+            pair = fixed(before, rung.job, self.where.device)
+            return gates.exact(*(_losses(self.jobs.run(f"exact {lever.name} {name}", job, self.options.nproc))
+                                 for name, job in zip(("without", "with"), pair, strict=True)))
         losses = [_losses(run) for run in (self._accepted, rung.runs[0])]
         common = min(map(len, losses))
         errors = self._gradients(lever, before, rest) if self._arithmetic(lever) else (None, None)
@@ -199,11 +197,13 @@ class Ladder:
         """With enough steps for the timed ones, the untimed before them, and the profiled one at the end."""
         return job.with_(steps=job.untimed(self.where.device) + self.options.steps + 1)
 
-    def _short(self, job: Recipe) -> Recipe:
-        """The same job for a few steps, its kernels in a fixed order."""
-        job = job.with_(**{"precision.deterministic": True, "log.probe": False, "log.skip": 0,
-                           "optimizer.schedule": "constant"})
-        return job.with_(steps=job.untimed(self.where.device) + EXACT_STEPS)
+
+def fixed(without: Recipe, with_lever: Recipe, device: str) -> list[Recipe]:
+    """Both jobs for the gate `exact`: a few steps, as many of each, and kernels in a fixed order."""
+    short = [job.with_(**{"precision.deterministic": True, "log.probe": False, "log.skip": 0,
+                          "optimizer.schedule": "constant"}) for job in (without, with_lever)]
+    steps = max(job.untimed(device) for job in short) + EXACT_STEPS
+    return [job.with_(steps=steps) for job in short]
 
 
 def _losses(run: Run) -> list[float]:

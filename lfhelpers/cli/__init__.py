@@ -16,6 +16,9 @@ from lfhelpers.cli.data import data_app
 from lfhelpers.cli.diagnose import ablate as ablate_command
 from lfhelpers.cli.diagnose import diagnose as diagnose_command
 from lfhelpers.cli.ladder import ladder as ladder_command
+from lfhelpers.cli.pitfalls import check as check_command
+from lfhelpers.cli.pitfalls import replay as replay_command
+from lfhelpers.cli.tune import tune as tune_command
 from lfhelpers.errors import LfError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -28,6 +31,9 @@ app.add_typer(base_app, name="base")
 app.command("diagnose")(diagnose_command)
 app.command("ablate")(ablate_command)
 app.command("ladder")(ladder_command)
+app.command("tune")(tune_command)
+app.command("check")(check_command)
+app.command("replay")(replay_command)
 
 Overrides = Annotated[list[str] | None, typer.Argument(
     help="recipe=NAME or FILE.toml, and fields to change: workload.size=small batch.micro=32", show_default=False)]

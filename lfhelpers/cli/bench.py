@@ -156,6 +156,20 @@ def memory(
     finish(run(only or [], micro, Effort() if thorough else QUICK, overrides or [], keeping(out)), out, onto)
 
 
+@bench_app.command("pitfalls")
+def pitfalls(
+    only: Annotated[list[str] | None, typer.Option("--pitfall", help="By its name; repeatable; else all.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Clean runs, and runs of each planted fault.")] = 20,
+    out: Out = None,
+    onto: Onto = None,
+) -> None:
+    """Every pitfall broken and cured, false alarms in clean runs, and what the detectors cost."""
+    from lfhelpers.bench.pitfalls import run
+    from lfhelpers.pitfalls import NAMES
+
+    finish(run(tuple(only or NAMES), runs, keeping(out)), out, onto)
+
+
 @bench_app.command("timeline")
 def timeline(
     out: Annotated[Path, typer.Option(help="File of the timeline.")],

@@ -13,8 +13,6 @@ from lfhelpers import runs
 from lfhelpers.errors import LfError, nearest
 
 PLANNED = {
-    "06_tuning_and_results": "Which values suit all levers together, and what do they win in the end?",
-    "07_pitfalls": "What goes wrong when a run is made fast, and how does one notice?",
     "08_your_own_model": "How do I bring my own model and data?",
 }
 """Lessons to come, with their questions; one that is there speaks for itself."""

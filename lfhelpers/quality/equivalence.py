@@ -96,7 +96,8 @@ def power(n: int, margin: float, sd: float, truth: float = 0.0) -> float:
         inside = stats.norm.cdf((room - truth) / error) - stats.norm.cdf((-room - truth) / error)
         return float(inside * stats.chi.pdf(ratio * math.sqrt(free), free) * math.sqrt(free))
 
-    return float(integrate.quad(chance, 0, margin / (t * error), limit=200)[0])
+    most = float(stats.chi.isf(1e-12, free)) / math.sqrt(free)  # up to a far wider margin, quad would miss the density
+    return float(integrate.quad(chance, 0, min(margin / (t * error), most), limit=200)[0])
 
 
 def seeds(margin: float, sd: float, wanted: float = 0.8, most: int = 100) -> int | None:

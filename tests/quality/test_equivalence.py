@@ -52,6 +52,10 @@ def test_power_is_how_often_simulated_runs_pass(n: int, margin: float, truth: fl
     assert passed(n, margin, 1.0, truth) == pytest.approx(power(n, margin, 1.0, truth), abs=0.03)
 
 
+def test_power_comes_to_one_however_wide_the_margin() -> None:
+    assert [power(5, margin, 1.0) for margin in (10.0, 1e3, 1e6)] == pytest.approx([1.0, 1.0, 1.0])
+
+
 def test_a_planted_loss_of_a_percent_is_caught_with_the_stated_power() -> None:
     """Success 0.80, loss 0.008, margin half of it, scatter as of a good pairing."""
     n, margin, sd, loss = 5, 0.004, 0.0015, -0.008
