@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 playbook: setup  ## run all notebooks headless; results and an index page are left in runs/playbook
 	$(BIN)/lfhelpers playbook
 
-test: setup lint  ## all tests, two at a time: most of them wait for processes of their own
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
+test: setup lint  ## all tests, two at a time, since most wait for processes of their own; then those that measure
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not alone'
+	$(BIN)/python -m pytest -m alone
 
 lint: setup  ## style, types, imports that only go downwards, notebooks without outputs
 	$(BIN)/ruff check .

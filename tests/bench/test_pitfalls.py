@@ -6,6 +6,7 @@ from lfhelpers.bench import pitfalls as bench
 from lfhelpers.pitfalls import NAMES
 
 
+@pytest.mark.alone
 def test_a_record_holds_both_figures_and_what_detectors_said_and_found(monkeypatch):
     monkeypatch.setattr(bench, "_cost", lambda: (0.004, {"memory": [10.0, 12.0]}))  # a step's time is not for a test
     kept = []

@@ -148,6 +148,7 @@ def test_a_variant_that_does_not_exist_is_named(job):
         measure(job(), ALONE, SHORT, only=["no loader"])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("fault", "loader", "cause"), [
     ({"late_ms": 6}, "webdataset", "data"), ({"loop": 500}, "synthetic", "loops"),
     ({"reads": 250}, "synthetic", "synchronisation")])
