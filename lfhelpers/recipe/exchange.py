@@ -1,4 +1,4 @@
-"""What contradicts ddp.hook and ddp.shard_optimizer in the rest of a recipe, and why."""
+"""What contradicts the fields of ddp, among themselves and in the rest of a recipe, and why."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ def contradictions(job: Recipe) -> list[tuple[bool, str]]:
     hook, sharded, onebit = job.ddp.hook, job.ddp.shard_optimizer, job.ddp.hook == "onebit_adam"
     scaled = job.precision.mode == "fp16"
     return [
+        (job.ddp.bucket_mb is not None and bool(job.ddp.bucket_list_mb),
+         "ddp.bucket_mb and ddp.bucket_list_mb both give the buckets' sizes; leave one of them out"),
+        (job.ddp.freeze_unused and job.ddp.find_unused,
+         "ddp.freeze_unused makes the search of ddp.find_unused needless; set ddp.find_unused=false"),
+        (job.ddp.static_graph and job.ddp.find_unused,
+         "ddp.static_graph and ddp.find_unused exclude each other; set ddp.find_unused=false"),
+        (job.ddp.slow_link is not None and job.ddp.slow_link.startswith("gloo") and job.device == "cuda",
+         "ddp.slow_link='gloo:...' paces the exchange of CPUs; for device='cuda' take 'nccl:socket'"),
+        (job.ddp.slow_link is not None and job.ddp.slow_link.startswith("nccl") and job.device == "cpu",
+         "ddp.slow_link='nccl:...' needs GPUs; for device='cpu' take 'gloo:0.5GB/s'"),
         (hook != "none" and sharded,
          "ddp.shard_optimizer exchanges gradients in a way of its own; set ddp.hook='none'"),
         (hook != "none" and scaled,
