@@ -156,12 +156,15 @@ def gpus() -> list[Gpu]:
     if module is None:
         return []
     try:
-        handles = [module.nvmlDeviceGetHandleByIndex(i) for i in range(module.nvmlDeviceGetCount())]
-        return [Gpu(_text(module.nvmlDeviceGetName(handle)),
-                    round(module.nvmlDeviceGetMemoryInfo(handle).total / GIB, 1),
-                    tuple(module.nvmlDeviceGetCudaComputeCapability(handle))) for handle in handles]
+        return [_gpu(module.nvmlDeviceGetHandleByIndex(index)) for index in range(module.nvmlDeviceGetCount())]
     except Exception:  # a GPU that fell off the bus
         return []
+
+
+def visible_gpus() -> list[Gpu]:
+    """Those of the host's GPUs that CUDA_VISIBLE_DEVICES leaves to this process, in its order."""
+    handles = [nvml_handle(index) for index in range(len(gpus()))]
+    return [_gpu(handle) for handle in handles if handle is not None]
 
 
 def driver() -> tuple[str | None, tuple[int, int] | None]:
@@ -185,13 +188,16 @@ def version(package: str) -> str | None:
 
 
 def describe() -> dict[str, Any]:
-    """Hardware, versions, commit and time for a run's environment.json; names neither the host nor its user."""
+    """Hardware, versions, commit and time for a run's environment.json; names neither the host nor its user.
+
+    `gpus` are those that this process may use; `gpus_host` counts all of the machine.
+    """
     driver_version, driver_cuda = driver()
     return {
         "hardware": {"cpu": cpu_name(), "cores_physical": psutil.cpu_count(logical=False), "cores": os.cpu_count(),
                      "cores_usable": usable_cores(), "ram_gib": round(memory_bytes() / GIB, 1),
-                     "gpus": [asdict(gpu) for gpu in gpus()], "driver": driver_version,
-                     "driver_cuda": ".".join(map(str, driver_cuda)) if driver_cuda else None},
+                     "gpus": [asdict(gpu) for gpu in visible_gpus()], "gpus_host": len(gpus()),
+                     "driver": driver_version, "driver_cuda": ".".join(map(str, driver_cuda)) if driver_cuda else None},
         "versions": versions(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "commit": commit(runs.project()),
@@ -266,6 +272,13 @@ def _numbers(path: Path, count: int) -> list[float]:
         return [float(word) for word in path.read_text().split()[:count]]
     except (OSError, ValueError):
         return []
+
+
+def _gpu(handle: Any) -> Gpu:
+    module = nvml()
+    assert module is not None, "handles come from NVML"
+    return Gpu(_text(module.nvmlDeviceGetName(handle)), round(module.nvmlDeviceGetMemoryInfo(handle).total / GIB, 1),
+               tuple(module.nvmlDeviceGetCudaComputeCapability(handle)))
 
 
 def _text(value: str | bytes) -> str:

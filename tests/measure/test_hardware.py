@@ -131,6 +131,13 @@ def test_gpus_and_driver_come_from_nvml(monkeypatch):
     assert hardware.describe()["hardware"]["gpus"][1] == {"name": "NVIDIA L4", "memory_gib": 24.0, "capability": (8, 9)}
 
 
+def test_a_record_names_the_gpus_that_its_process_may_use(monkeypatch):
+    monkeypatch.setattr(hardware, "nvml", FakeNvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    facts = hardware.describe()["hardware"]
+    assert ([gpu["name"] for gpu in facts["gpus"]], facts["gpus_host"]) == (["NVIDIA L4"], 2)
+
+
 @pytest.mark.parametrize(("visible", "index", "handle"), [
     (None, 1, "GPU-bb"), ("1,0", 0, "GPU-bb"), ("GPU-bb", 0, "GPU-bb"), ("1", 1, None), ("", 0, None), (None, 7, None)])
 def test_handles_follow_cuda_visible_devices(monkeypatch, visible, index, handle):
