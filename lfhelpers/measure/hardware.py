@@ -218,7 +218,8 @@ def versions() -> dict[str, str | None]:
     import torch
 
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    cudnn = torch.backends.cudnn.version()
+    # torch.backends.cudnn.version() asks every GPU what it is, and a process that has used CUDA can't fork any more.
+    cudnn = torch._C._cudnn.getVersionInt() if torch.backends.cudnn.is_available() else None
     return {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda,
             "cudnn": str(cudnn) if cudnn else None,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,

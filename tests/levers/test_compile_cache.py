@@ -113,9 +113,9 @@ def test_on_a_gpu_too_a_warm_run_compiles_nothing(place, another_container):
     for name in ("first", "second"):
         another_container(name)
         device = torch.device("cuda", 0)
+        pair = [{key: value.to(device) for key, value in part.items()} for part in batches(1, 8)[0]]
         with device:
             model = Toy(job).model()
-            pair = [{key: value.to(device) for key, value in part.items()} for part in batches(1, 8)[0]]
         with lever.session(job, device) as compilation:
             compilation.apply(model, [model[0]])
             Toy.loss(None, model, *pair)[0].backward()

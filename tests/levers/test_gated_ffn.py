@@ -285,8 +285,8 @@ class TestOnGpu:
         packed[-1].normal_()
         weight = made(8, hidden, device="cuda", dtype=torch.bfloat16, grad=False)
         last = packed[-1:].clone()
-        torch.testing.assert_close(op.swiglu_down(packed, weight, kernel)[-1:], op.swiglu_down(last, weight, "torch"),
-                                   rtol=3e-2, atol=3e-2)
+        found, right = op.swiglu_down(packed, weight, kernel)[-1], op.swiglu_down(last, weight, "torch")[0]
+        assert (found - right).norm() < 1e-2 * right.norm(), "6,144 rounded terms, added in another order"
         grad = torch.ones(rows, hidden, device="cuda", dtype=torch.bfloat16)
         results = op.swiglu_grad(grad, packed, kernel), op.swiglu_grad(grad[-1:], last, "torch")
         for one, other in zip(*results, strict=True):

@@ -36,7 +36,7 @@ def test_the_share_of_waiting_is_what_was_planted(toy_job, loader, cost, device)
                   "workload.use=tests.train.paced:PacedToy", f"workload.options.step_ms={STEP_MS}",
                   f"workload.options.cost_ms={cost * STEP_MS}", f"device={device}")
     run = runs.create(job)
-    summary = train(job, run, Ranks(0, 1, torch.device(device)))
+    summary = train(job, run, Ranks(0, 1, torch.device(device, 0)))
     rows = timed(run.steps(), job.log.skip)
     shares = [100 * row["ms"]["data_wait"] / row["step_ms"] for row in rows]
     assert statistics.median(shares) == pytest.approx(truth(cost), abs=POINTS)
