@@ -196,8 +196,9 @@ def describe() -> dict[str, Any]:
     return {
         "hardware": {"cpu": cpu_name(), "cores_physical": psutil.cpu_count(logical=False), "cores": os.cpu_count(),
                      "cores_usable": usable_cores(), "ram_gib": round(memory_bytes() / GIB, 1),
-                     "gpus": [asdict(gpu) for gpu in visible_gpus()], "gpus_host": len(gpus()),
-                     "driver": driver_version, "driver_cuda": ".".join(map(str, driver_cuda)) if driver_cuda else None},
+                     "gpus": [asdict(gpu) | {"capability": list(gpu.capability)} for gpu in visible_gpus()],
+                     "gpus_host": len(gpus()), "driver": driver_version,
+                     "driver_cuda": ".".join(map(str, driver_cuda)) if driver_cuda else None},
         "versions": versions(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "commit": commit(runs.project()),
