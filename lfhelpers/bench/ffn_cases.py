@@ -22,7 +22,7 @@ from lfhelpers.measure import bandwidth, hardware, statistics
 from lfhelpers.recipe import recipe
 
 STEPS = 5
-LIMIT_S = 0.6
+LIMIT_S = 2.0
 """Of timing the implementations of one shape, dtype and direction, after three rounds."""
 Seconds = dict[str, list[float]]
 

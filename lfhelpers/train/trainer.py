@@ -129,11 +129,12 @@ def endless(workload: Workload, job: Recipe, device: torch.device) -> Iterator[P
     return ((dict(one), dict(other)) for one, other in itertools.cycle(pairs))
 
 
-def batch(workload: Workload, job: Recipe, place: int, device: torch.device) -> Batch:
-    """A batch of `vla` on the device: eight rendered samples in turn, under images of noise."""
-    from lfhelpers.workloads.vla.tabletop.dataset import sample
+def batch(workload: Workload, job: Recipe, place: int, device: torch.device, different: int = 8) -> Batch:
+    """Batch number `place` of `vla` on the device: so many different samples in turn, under images of noise."""
+    from lfhelpers.workloads.vla.tabletop.dataset import moment, unseen
 
-    made = [workload.sample(sample(job.seed, 8 * place + index, 3)) for index in range(min(8, job.batch.micro))]
+    made = [workload.sample(unseen(moment(job.seed, different * place + index)))
+            for index in range(min(different, job.batch.micro))]
     rows = [made[row % len(made)] for row in range(job.batch.micro)]
     size = workload.fields.size
     noise = torch.Generator().manual_seed(place)

@@ -19,8 +19,10 @@ def recorded(path, step):
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True,
                  schedule=schedule(wait=0, warmup=1, active=5, repeat=1),
                  on_trace_ready=lambda done: done.export_chrome_trace(str(path))) as profiler:
-        for _ in range(6):
+        for number in range(6):
             step()
+            if number == 0:  # what was queued before the first active step would have no launch in the trace
+                torch.cuda.synchronize()
             profiler.step()
     return diagnose_trace(path).main
 
