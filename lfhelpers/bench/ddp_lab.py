@@ -26,6 +26,7 @@ from lfhelpers.launch import launch
 from lfhelpers.levers import naive_ddp, overlap, slow_link
 from lfhelpers.levers.buckets_sim import Gradient
 from lfhelpers.levers.comm_hooks import Exchange, Future
+from lfhelpers.levers.in_place import InPlace
 from lfhelpers.levers.project import Projection, project
 from lfhelpers.levers.tuner import DEFAULT, Model
 from lfhelpers.measure.link import Link
@@ -191,7 +192,7 @@ def _ways(job: Recipe, ranks: Ranks, model: nn.Module,
     yield BASIS, (ddp, with_ddp)
 
 
-def _quiet(ddp: DistributedDataParallel, covered: bool) -> contextlib.AbstractContextManager[None]:
+def _quiet(ddp: DistributedDataParallel | InPlace, covered: bool) -> contextlib.AbstractContextManager[None]:
     return ddp.no_sync() if covered else contextlib.nullcontext()
 
 

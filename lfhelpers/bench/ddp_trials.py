@@ -25,6 +25,7 @@ from lfhelpers.bench.trainer import Trainer
 from lfhelpers.levers import overlap, ready, tuner
 from lfhelpers.levers.buckets_sim import Gradient
 from lfhelpers.levers.comm_hooks import HALVES
+from lfhelpers.levers.in_place import InPlace
 from lfhelpers.levers.project import project
 from lfhelpers.levers.tuner import Limits, Model, Verified
 from lfhelpers.measure.exposed import Exposure, of_events
@@ -96,11 +97,11 @@ def exposed_ms(bench: Bench, trainer: Trainer) -> dict[str, Any]:
 
     Replayed steps are profiled, of ordinary ones DDP's own timers tell.
     """
-    if isinstance(trainer.step, CapturedStep):
+    model = trainer.parts.model
+    if isinstance(trainer.step, CapturedStep) or isinstance(model, InPlace):
         steps = [_profiled(bench, trainer) for _ in range(PROFILED)]
         middle = sorted(steps, key=lambda step: step.exposed_ms)[PROFILED // 2]
         return of_profiles(bench.ranks.gather(middle)) | {"source": "profiled replays"}
-    model = trainer.parts.model
     assert isinstance(model, DistributedDataParallel)
     communication = ExposedCommunication(model)
     model._set_ddp_runtime_logging_sample_rate(1)
@@ -118,7 +119,7 @@ def gradients(bench: Bench, trainer: Trainer, alone: Trainer) -> list[Gradient]:
         trainer.warm_up()
         step = _profiled(bench, trainer)
         model = trainer.parts.model
-        assert isinstance(model, DistributedDataParallel)
+        assert isinstance(model, overlap.WRAPPED)
         found = ready.replayed(overlap.buckets(model), step.collectives)
     else:
         found = ready.watched(bare(alone.parts.model), lambda: alone.run(1))

@@ -26,6 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lfhelpers.levers.in_place import InPlace
+
 Future = torch.futures.Future[Tensor]
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -45,9 +47,9 @@ class Exchange:
 
         Without a hook DDP's own path is left alone, and sends every trained parameter, whatever its gradient.
         """
-        if not isinstance(model, DistributedDataParallel):
+        if not isinstance(model, (DistributedDataParallel, InPlace)):
             return
-        if type(self) is Exchange:
+        if isinstance(model, InPlace) or type(self) is Exchange:
             self.count(sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad), 2)
         else:
             model.register_comm_hook(None, lambda _, bucket: self.average(bucket))

@@ -24,8 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.errors import LfError
 from lfhelpers.levers.buckets_sim import DEFAULT, FIRST_MB, MB
+from lfhelpers.levers.in_place import InPlace
 from lfhelpers.recipe import DdpFields, Recipe
 
+WRAPPED = DistributedDataParallel, InPlace
+"""What may stand around a model that is trained by several ranks; both have `module` and `no_sync`."""
 SETTLING = 2
 """Passes of a static graph that must exchange before any may go without: in them DDP learns the graph."""
 NEVER = 2**31 - 1
@@ -56,8 +59,8 @@ def limits(fields: DdpFields) -> tuple[float, ...]:
     return (FIRST_MB, fields.bucket_mb) if fields.bucket_mb > FIRST_MB else (fields.bucket_mb,)
 
 
-def wrap(job: Recipe, model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """DDP as the recipe says; buffers are never broadcast in forward, since no workload here updates any there.
+def wrap(job: Recipe, model: nn.Module, device: torch.device) -> DistributedDataParallel | InPlace:
+    """DDP as the recipe says, or ddp.in_place; buffers are never broadcast in forward: no workload updates any there.
 
     LfError where ranks have built different models.
     """
@@ -66,6 +69,8 @@ def wrap(job: Recipe, model: nn.Module, device: torch.device) -> DistributedData
     still = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # renamed in torch 2.13
     options: dict[str, Any] = {still: False} | ({"bucket_cap_mb_list": list(plan)} if plan else {})
     check_alike(model)
+    if job.ddp.in_place:
+        return InPlace(model, plan)
     ddp = DistributedDataParallel(
         model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=job.ddp.bucket_view,
         find_unused_parameters=job.ddp.find_unused, static_graph=job.ddp.static_graph, **options)
@@ -102,8 +107,10 @@ def settling(model: nn.Module) -> int:
     return SETTLING if isinstance(model, DistributedDataParallel) and model.static_graph else 0
 
 
-def buckets(ddp: DistributedDataParallel) -> list[Bucket]:
+def buckets(ddp: DistributedDataParallel | InPlace) -> list[Bucket]:
     """The buckets in force, in the order of sending; [] until DDP has rebuilt them, in the first three steps."""
+    if isinstance(ddp, InPlace):
+        return [Bucket(tuple((name, *form(ddp.module.get_parameter(name))) for name in names)) for names in ddp.groups]
     text = ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
     trained = [(name, parameter) for name, parameter in ddp.module.named_parameters() if parameter.requires_grad]
     # its own "rebuilt_bucket_sizes" are 32-bit numbers, which a bucket of 2 GiB overflows
@@ -120,6 +127,8 @@ def giants(parameters: Iterable[tuple[str, nn.Parameter]], plan: Sequence[float]
 
 def described(model: nn.Module) -> dict[str, Any]:
     """For the summary: MiB of each bucket in force, and the giants; {} for a model without DDP."""
+    if isinstance(model, InPlace):
+        return {"buckets_mb": [bucket.size / MB for bucket in buckets(model)], "giants": []}
     if not isinstance(model, DistributedDataParallel):
         return {}
     plan = [cap / MB for cap in getattr(model, "bucket_bytes_cap_list", [])] or \

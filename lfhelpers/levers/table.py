@@ -120,6 +120,8 @@ BESIDE = (
           {"activations.plan": "all"}, "reordered"),
     Lever("recomputed pointwise work", "products and attention are kept, what is cheap runs again in backward",
           {"activations.plan": "ops"}, "reordered"),
+    Lever("gradients in place", "grouped messages instead of buckets: no copy, no division, nothing to zero",
+          {"ddp.in_place": True}, "reordered", _needs_ranks),
 )
 """Not on the ladder: they pay on some links and models only, and some of them change what is learnt."""
 

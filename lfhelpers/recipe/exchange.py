@@ -26,6 +26,11 @@ def contradictions(job: Recipe) -> list[tuple[bool, str]]:
          "ddp.slow_link='gloo:...' paces the exchange of CPUs; for device='cuda' take 'nccl:socket'"),
         (job.ddp.slow_link is not None and job.ddp.slow_link.startswith("nccl") and job.device == "cpu",
          "ddp.slow_link='nccl:...' needs GPUs; for device='cpu' take 'gloo:0.5GB/s'"),
+        (job.ddp.in_place and (hook != "none" or sharded or job.ddp.static_graph or job.ddp.find_unused),
+         "ddp.in_place does without DDP, and with it without ddp.hook, ddp.shard_optimizer, ddp.static_graph and "
+         "ddp.find_unused; leave them at their defaults"),
+        (job.ddp.in_place and job.batch.replan,
+         "batch.replan repairs DDP's exchange in the middle of a step; set ddp.in_place=false"),
         (hook != "none" and sharded,
          "ddp.shard_optimizer exchanges gradients in a way of its own; set ddp.hook='none'"),
         (hook != "none" and scaled,

@@ -168,7 +168,10 @@ class DdpFields(Section):
     bucket_list_mb: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """The buckets' sizes one by one, in MiB, as gradients become ready; the last one repeats. Instead of bucket_mb."""
     bucket_view: bool = True
-    """Gradients are views into the buckets: no copies, and no second set of gradients."""
+    """Gradients are views into the buckets: no second set of gradients."""
+    in_place: bool = False
+    """Average gradients where backward leaves them, in grouped messages as large as the buckets would be, without DDP.
+    """
     find_unused: bool = False
     """Search the graph for unused parameters in every step, as copied configurations do."""
     static_graph: bool = False

@@ -60,7 +60,7 @@ def assemble(job: Recipe, ranks: Ranks, workload: Workload, compilation: Compila
     compilation.apply(model, blocks)
     torch.manual_seed(job.seed + ranks.rank)  # weights are alike on all ranks, dropout must not be
     peak = job.optimizer.lr or workload.default_lr()
-    keep = job.graph.scope == "micro" or (ranks.world > 1 and job.ddp.bucket_view)
+    keep = job.graph.scope == "micro"  # kept for DDP's buckets, a gradient would be zeroed and added, not just copied
     exchange = choose(job, [parameter for parameter in model.parameters() if parameter.requires_grad], ranks)
     optimizer = Optimizer(job, model, peak, precision.scaler, keep, masters, exchange)
     wrapped = _wrap(job, model, ranks)

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.errors import LfError
 from lfhelpers.levers.comm_hooks import Exchange
+from lfhelpers.levers.in_place import InPlace
 from lfhelpers.runs import Run, new_folder
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.ranks import Ranks
@@ -105,9 +106,9 @@ def _read_apart(folder: Path, exchange: Exchange, ranks: Ranks, writers: int) ->
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model without DDP and torch.compile around it, in any nesting; what is compiled in place keeps its names."""
+    """The model without torch.compile and what ranks need around it, in any nesting; compiled blocks keep names."""
     while True:
-        if isinstance(model, DistributedDataParallel):
+        if isinstance(model, (DistributedDataParallel, InPlace)):
             model = model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
             model = inner

@@ -2,8 +2,8 @@
 
 DDP times its first ten iterations and every hundredth, with events that cost no profiler; iteration n is on record once
 forward n + 1 has begun. The first ones carry the set-up of connections and a single bucket (buckets are rebuilt after
-the first), so iterations from the fourth on count. A replayed CUDA graph runs none of DDP's timers: there the profiled
-last step tells, whose kernels lie on one timeline (measure.exposed).
+the first), so iterations from the fourth on count. A replayed CUDA graph runs none of DDP's timers, and InPlace has
+none: there the profiled last step tells, whose kernels lie on one timeline (measure.exposed).
 
 A rank that arrives early waits in the exchange for the others. Iteration by iteration the least exposed time of all
 ranks is the transfer, which buckets and compression shorten; the rest is waiting for late ranks, which they don't.
@@ -33,8 +33,8 @@ class ExposedCommunication:
 
     def __init__(self, model: nn.Module, captured: bool = False) -> None:
         """captured: steps will be replayed from a CUDA graph, so DDP's timers tell nothing of them."""
-        self._ddp = model if isinstance(model, DistributedDataParallel) else None
-        self._timed = self._ddp is not None and not captured
+        self._model = model
+        self._ddp = model if isinstance(model, DistributedDataParallel) and not captured else None
         self.iterations: dict[int, float] = {}
         """Exposed milliseconds of DDP's iterations."""
         self.live: float | None = None
@@ -44,7 +44,7 @@ class ExposedCommunication:
 
     def after_step(self, done: int) -> None:
         """Take a reading where there may be a new one."""
-        if self._ddp is None or not self._timed or not (done <= LAST + LATE or done % EVERY == LATE):
+        if self._ddp is None or not (done <= LAST + LATE or done % EVERY == LATE):
             return
         data = self._ddp._get_ddp_logging_data()
         iteration = int(data.get("iteration", 0))
@@ -65,13 +65,12 @@ class ExposedCommunication:
         found: dict[str, Any] = of_timers([iterations for iterations, _ in gathered])
         profiles = [profile for _, profile in gathered if profile is not None]
         step = of_profiles(profiles) if len(profiles) == ranks.world else {}
-        if not self._timed:  # profilers start unevenly, so what ranks waited for each other there is theirs
+        if self._ddp is None:  # profilers start unevenly, so what ranks waited for each other there is theirs
             transfer = step.get("transfer_ms", 0.0)
             found = {"exposed_ms": transfer, "transfer_ms": transfer, "waiting_ms": 0.0}
-        found["source"] = "DDP's timers" if self._timed else "the profiled step, waiting left out" if step else \
-            "none: a replayed CUDA graph needs log.probe=true"
-        described = overlap.described(self._ddp) if self._ddp is not None else {}
-        return found | described | ({"profiled": step} if step else {})
+        found["source"] = "DDP's timers" if self._ddp else "the profiled step, waiting left out" if step else \
+            "none: without DDP's timers it needs log.probe=true"
+        return found | overlap.described(self._model) | ({"profiled": step} if step else {})
 
 
 def of_timers(ranks: Sequence[Mapping[int, float]]) -> dict[str, float]:

@@ -43,7 +43,7 @@ class Optimizer:
     def __init__(self, job: Recipe, model: nn.Module, peak_lr: float, scaler: torch.amp.GradScaler,
                  keep_grads: bool = False, masters: Sequence[tuple[nn.Parameter, Tensor]] | None = None,
                  exchange: Exchange | None = None) -> None:
-        """`keep_grads` zeroes gradients in place: setting them to None would break the views into DDP's buckets.
+        """`keep_grads` zeroes gradients in place, where a CUDA graph adds to them.
 
         masters: of the parameters that adamw.store_in_bf16 has made bf16; None where weights are fp32.
         exchange: how gradients cross, which matters to 1-bit Adam and where each rank updates a share alone.

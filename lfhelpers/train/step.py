@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.levers.frozen import Ahead, InTurn, Pair
-from lfhelpers.levers.overlap import settling
+from lfhelpers.levers.overlap import WRAPPED, settling
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.train.checkpoint import bare
 from lfhelpers.train.hooks import Hook, call
@@ -128,7 +127,7 @@ class Step:
             return self._workload.frozen(bare(self._model), batch)
 
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:
-        if last or self._settling or not isinstance(self._model, DistributedDataParallel):
+        if last or self._settling or not isinstance(self._model, WRAPPED):
             self._settling = max(0, self._settling - 1)
             return contextlib.nullcontext()
         return self._model.no_sync()

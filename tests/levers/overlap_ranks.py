@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.errors import LfError
-from lfhelpers.levers import naive_ddp, overlap
+from lfhelpers.levers import in_place, naive_ddp, overlap
 from lfhelpers.levers.compile import session
 from lfhelpers.measure import link
 from lfhelpers.measure.clock import StepClock
@@ -84,17 +84,20 @@ class Kept(Hook):
         self.grads = [parameter.grad.clone() for parameter in model.parameters()]
 
 
-def combination(ranks, accumulate, static, compiled):
+def combination(ranks, accumulate, static, compiled, instead=False):
     """All-reduces of each step, the number of buckets, and how far gradients are from those of the full batch."""
     job = recipe("competent", "precision.mode=fp32", "optimizer.fused=false", "device=cpu", "compile.cache=false",
                  "ddp.bucket_list_mb=[0.002, 0.017]", f"batch.micro={SAMPLES}",
                  f"batch.accumulate={accumulate}", f"ddp.static_graph={str(static).lower()}",
-                 f"compile.scope={'blocks' if compiled else 'none'}")
+                 f"compile.scope={'blocks' if compiled else 'none'}", f"ddp.in_place={str(instead).lower()}")
     workload, exchanges, kept, rows = Doubles(job), [], Kept(), []
     generator = torch.Generator().manual_seed(3)
     with session(job, ranks.device) as compilation:
         parts = assemble(job, ranks, workload, compilation)
-        parts.model.register_comm_hook(None, counting(exchanges))
+        if instead:
+            count_messages(exchanges)
+        else:
+            parts.model.register_comm_hook(None, counting(exchanges))
         checks = agreement.Agreement(job, ranks)
         checks.run_start(job, None, parts.model)
         clock, exposed = StepClock(ranks.device), ExposedCommunication(parts.model)
@@ -130,6 +133,24 @@ def counting(exchanges):
         return dist.all_reduce(bucket.buffer().div_(int(os.environ["WORLD_SIZE"])), async_op=True).get_future().then(
             lambda future: future.value()[0])
     return hook
+
+
+def count_messages(exchanges, average=in_place.average):
+    """As `counting`, of gradients in place."""
+    in_place.average = lambda tensors: (exchanges.append(len(exchanges)), average(tensors))[1]
+
+
+def wrapped_anew(ranks):
+    """Messages of one backward, whose model was wrapped twice: only the living wrapper may exchange."""
+    torch.manual_seed(ranks.rank)  # unlike, so that starting alike is put to the test
+    exchanges, model, batch = [], Model().double(), drawn(SAMPLES, torch.Generator().manual_seed(ranks.rank))
+    count_messages(exchanges)
+    wrapper = in_place.InPlace(model, (1.0,))
+    del wrapper
+    wrapper = in_place.InPlace(model, (1.0,))
+    Doubles(None).loss(wrapper, batch, {})[0].backward()
+    weights = agreement.differences(list(model.named_parameters()), ranks)
+    return {"messages": len(exchanges), "weights_differ": weights, "groups": [len(names) for names in wrapper.groups]}
 
 
 def by_hand(ranks):
@@ -208,10 +229,13 @@ def main():
     with joined(ranks):
         found = {f"{accumulate} {static} {compiled}": combination(ranks, accumulate, static, compiled)
                  for accumulate, static, compiled in itertools.product((1, 4), (False, True), (False, True))}
+        found |= {f"in place {accumulate} {compiled}": combination(ranks, accumulate, False, compiled, True)
+                  for accumulate, compiled in ((1, False), (4, True))}
         sweep, times = link.sweep(ranks.device, repeats=3, of=link.sizes("cpu", count=4, most=2**18))
         dropout = float(torch.rand(1))
         report = {
             "combinations": found, "by_hand": by_hand(ranks), "unused": unused(ranks), "unlike": unlike(ranks),
+            "wrapped_anew": wrapped_anew(ranks),
             "links_equal": len({str(other.as_dict()) for other in ranks.gather(sweep)}), "link": sweep.as_dict(),
             "repeats": {size: len(values) for size, values in times.items()},
             "masks_differ": len(set(ranks.gather(dropout))) == 2,

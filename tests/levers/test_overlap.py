@@ -43,6 +43,18 @@ def test_each_step_exchanges_every_bucket_once_and_its_gradients_are_those_of_th
     assert found["difference"] < 1e-12 and found["weights_differ"] == []
 
 
+@pytest.mark.parametrize("combination", ["in place 1 False", "in place 4 True"])
+def test_in_place_sends_as_many_messages_and_needs_no_buckets(seen, combination):
+    found = seen["combinations"][combination]
+    assert found["all_reduces"] == [3] * 5 and found["buckets"] == 3 == len(found["exchange"]["buckets_mb"])
+    assert found["difference"] < 1e-12 and found["weights_differ"] == []
+
+
+def test_a_model_that_is_wrapped_anew_exchanges_once(seen):
+    """And all ranks begin with the weights of rank 0, though they were made unlike."""
+    assert seen["wrapped_anew"] == {"messages": 1, "weights_differ": [], "groups": [12]}
+
+
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_exposed_time_is_transfer_and_waiting(seen, combination):
     exchange = seen["combinations"][combination]["exchange"]

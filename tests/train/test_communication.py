@@ -47,7 +47,7 @@ def test_a_replayed_graph_is_told_by_the_profiled_step_without_its_waiting():
     assert (found["exposed_ms"], found["transfer_ms"], found["waiting_ms"]) == (3.0, 3.0, 0.0)
     assert found["source"].startswith("the profiled step") and found["profiled"]["waiting_ms"] == 1.0
     communication.profiled = None
-    assert communication.result(TWO)["source"] == "none: a replayed CUDA graph needs log.probe=true"
+    assert communication.result(TWO)["source"] == "none: without DDP's timers it needs log.probe=true"
 
 
 def test_one_rank_exchanges_nothing_and_says_nothing():

@@ -1,0 +1,111 @@
+"""Gradients that are averaged where backward leaves them: the overlap of DDP without its buckets.
+
+DDP sends flat buckets, so a gradient that backward has just written is added or copied into its bucket, divided there
+and zeroed for the next step: up to six passes over memory that is busy with backward. The flat copy is there to send
+many tensors as one message. NCCL groups do that as well (ncclGroupStart, "Group Calls" in its documentation), and it
+divides as it sums (ReduceOp.AVG), so here the gradients themselves are handed over, as many at a time as DDP would put
+into a bucket, and nothing is left to copy.
+
+What DDP has beyond this: it finds unused parameters, learns a static graph, and lets hooks compress a bucket.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
+
+from lfhelpers.levers.buckets_sim import DEFAULT, MB
+
+
+class InPlace(nn.Module):
+    """A model whose trained gradients are the mean over the ranks when backward has ended; every rank must wrap it."""
+
+    def __init__(self, model: nn.Module, plan: Sequence[float] = ()) -> None:
+        """plan: MiB after which a message is sent, in the order of sending; the last one repeats, () is DDP's own."""
+        super().__init__()
+        self.module = model
+        self.groups: list[list[str]] = []
+        """Names of the parameters in each message of the last exchange, in the order of sending."""
+        self._plan = tuple(plan) or DEFAULT
+        self._exchanging = True
+        self._works: list[Any] = []
+        self._waiting: dict[torch.dtype, list[nn.Parameter]] = {}
+        self._sent: dict[torch.dtype, int] = {}
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._names = {parameter: name for name, parameter in trained}
+        ready = functools.partial(_ready, weakref.ref(self))
+        handles = [parameter.register_post_accumulate_grad_hook(ready) for _, parameter in trained]
+        weakref.finalize(self, _remove, handles)  # the parameters outlive this, and are wrapped anew
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.data, src=0)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's."""
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """For all micro-batches of a step but the last: gradients add up here, and nothing is sent."""
+        self._exchanging = False
+        try:
+            yield
+        finally:
+            self._exchanging = True
+
+    def ready(self, parameter: nn.Parameter) -> None:
+        """Autograd has finished the gradient of this parameter."""
+        if not self._exchanging:
+            return
+        if not self._works and not self._waiting:
+            self.groups = []
+            self._sent.clear()
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        dtype = parameter.dtype
+        waiting = self._waiting.setdefault(dtype, [])
+        waiting.append(parameter)
+        limit = self._plan[min(self._sent.get(dtype, 0), len(self._plan) - 1)]
+        if sum(each.nbytes for each in waiting) >= limit * MB:
+            self._send(dtype)
+
+    def _send(self, dtype: torch.dtype) -> None:
+        """Start to average what waits, beside the rest of backward."""
+        parameters = self._waiting.pop(dtype)
+        self._sent[dtype] = self._sent.get(dtype, 0) + 1
+        self.groups.append([self._names[parameter] for parameter in parameters])
+        self._works.append(average([parameter.grad for parameter in parameters if parameter.grad is not None]))
+
+    def _finish(self) -> None:
+        """At the end of backward: send the rest, and let the stream wait for all of it."""
+        for dtype in list(self._waiting):
+            self._send(dtype)
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+
+
+def average(tensors: list[Tensor]) -> Any:
+    """Start to average tensors of one dtype over the ranks, in place and as one message; wait on what is returned."""
+    options, group = AllreduceCoalescedOptions(), dist.group.WORLD
+    assert group is not None, "ranks have joined"
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG if tensors[0].is_cuda else dist.ReduceOp.SUM)
+    if not tensors[0].is_cuda:  # gloo has no average
+        torch._foreach_div_(tensors, dist.get_world_size())
+    return group.allreduce_coalesced(tensors, options)
+
+
+def _ready(wrapped: weakref.ref[InPlace], parameter: nn.Parameter) -> None:
+    if (alive := wrapped()) is not None:
+        alive.ready(parameter)
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
