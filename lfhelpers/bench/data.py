@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,11 @@ class Options:
     train: bool = False
 
 
-def run(options: Options) -> Record:
-    """The record of all that was asked for. Raises LfError for an engine that doesn't exist or data without images."""
+def run(options: Options, keep: Callable[[Record], object] = lambda record: None) -> Record:
+    """The record of all that was asked for. Raises LfError for an engine that doesn't exist or data without images.
+
+    keep: is given the record so far after each part, so that a run that is cut short leaves what it has measured.
+    """
     unknown = set(options.only) - set(engines.ENGINES)
     if unknown:
         raise LfError(f"there is no engine '{min(unknown)}' to measure; there are {', '.join(engines.ENGINES)}.")
@@ -68,14 +71,15 @@ def run(options: Options) -> Record:
     parts = Parts(_settings(setting, options))
     if options.compare:
         _engines(parts, setting, options)
+        keep(parts.record())
     if options.sweep:
         rows, noted = data_sweep.sweep(folder, folder.parent, options.sweep, options.seconds)
         parts.add(rows, settings=noted)
+        keep(parts.record())
     if options.train:
         rows, checks, failed = data_train.measure(data_train.jobs(folder))
         parts.add(rows, checks, failed=failed)
-    # Last, since it asks torch for versions: until here this process, which forks, has not touched CUDA's libraries.
-    return Record("data", parts.settings | {"failed": parts.failed}, parts.rows, parts.checks, parts.aa_spread)
+    return parts.record()
 
 
 @dataclass
@@ -87,6 +91,10 @@ class Parts:
     checks: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     aa_spread: float = 0.0
+
+    def record(self) -> Record:
+        """All of it."""
+        return Record("data", self.settings | {"failed": self.failed}, self.rows, self.checks, self.aa_spread)
 
     def add(self, rows: list[Row], checks: Mapping[str, float] | None = None, *,
             settings: Mapping[str, Any] | None = None, failed: Mapping[str, str] | None = None) -> None:

@@ -39,8 +39,8 @@ def data(
     from lfhelpers.bench.data_sweep import SIZES_MB
 
     sizes = tuple(size_mb or SIZES_MB) if sweep or size_mb else ()
-    finish(run(Options(folder, images, tuple(only or ENGINES), seconds, rounds, minutes, quick, compare, sizes, train)),
-           out, onto)
+    options = Options(folder, images, tuple(only or ENGINES), seconds, rounds, minutes, quick, compare, sizes, train)
+    finish(run(options, keeping(out, onto)), out, onto)
 
 
 @bench_app.command("step")
@@ -55,7 +55,8 @@ def step(
     """One training step, lever by lever, against the step as found."""
     from lfhelpers.bench.step import cases, run
 
-    finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or [], keeping(out)), out, onto)
+    keep = keeping(out, onto)
+    finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or [], keep), out, onto)
 
 
 @bench_app.command("ddp")
@@ -63,7 +64,7 @@ def ddp(
     ranks: Annotated[int, typer.Option(min=2, help="Ranks, on GPUs one each.")] = 2,
     only: Annotated[list[str] | None, typer.Option("--part", help="levers, small or slow_link; repeatable.")] = None,
     blocks: Annotated[int, typer.Option(min=3, help="Blocks of five steps, of each side of a comparison.")] = 6,
-    slow_link: Annotated[str | None, typer.Option(help="The slowed link, as ddp.slow_link: nccl:shm.")] = None,
+    slow_link: Annotated[str | None, typer.Option(help="The slowed link, as ddp.slow_link: nccl:socket.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all parts.")] = None,
     out: Out = None,
     onto: Onto = None,
@@ -71,7 +72,7 @@ def ddp(
     """What several ranks win, what their exchange costs, and whether the tuner's buckets are the best."""
     from lfhelpers.bench.ddp import parts, run, selected
 
-    finish(run(selected(parts(overrides or [], slow_link), only or []), ranks, blocks, keeping(out)),
+    finish(run(selected(parts(overrides or [], slow_link), only or []), ranks, blocks, keeping(out, onto)),
            out, onto)
 
 
@@ -101,7 +102,7 @@ def diagnosis(
     """Faults planted in the reference workload: is each found, and is it told rightly what its removal wins?"""
     from lfhelpers.bench.diagnosis import run, selected
 
-    finish(run(selected(fault or [], overrides or []), blocks, steps, keeping(out)), out, onto)
+    finish(run(selected(fault or [], overrides or []), blocks, steps, keeping(out, onto)), out, onto)
 
 
 @bench_app.command("ffn")
@@ -115,7 +116,7 @@ def ffn(
     """The fused gated FFN in CUDA C++, in Triton and by torch.compile, against eager; and what a step gains."""
     from lfhelpers.bench.ffn import run
 
-    finish(run(only or [], blocks, rounds, keeping(out)), out, onto)
+    finish(run(only or [], blocks, rounds, keeping(out, onto)), out, onto)
 
 
 @bench_app.command("base")
@@ -138,7 +139,7 @@ def base(
 
     options = Options(name, tuple(part or PARTS), again, seeds, steps, micro, samples, every, tuple(overrides or ()),
                       tuple(base_set or ()))
-    finish(run(options, keeping(out)), out, onto)
+    finish(run(options, keeping(out, onto)), out, onto)
 
 
 @bench_app.command("memory")
@@ -153,7 +154,7 @@ def memory(
     """Where memory goes, what recomputation frees and costs, and what the freed memory wins."""
     from lfhelpers.bench.memory import QUICK, Effort, run
 
-    finish(run(only or [], micro, Effort() if thorough else QUICK, overrides or [], keeping(out)), out, onto)
+    finish(run(only or [], micro, Effort() if thorough else QUICK, overrides or [], keeping(out, onto)), out, onto)
 
 
 @bench_app.command("pitfalls")
@@ -167,7 +168,7 @@ def pitfalls(
     from lfhelpers.bench.pitfalls import run
     from lfhelpers.pitfalls import NAMES
 
-    finish(run(tuple(only or NAMES), runs, keeping(out)), out, onto)
+    finish(run(tuple(only or NAMES), runs, keeping(out, onto)), out, onto)
 
 
 @bench_app.command("timeline")
@@ -183,13 +184,20 @@ def timeline(
     print(f"timeline: {record(found, out)}")
 
 
-def keeping(out: Path | None) -> Callable[[Record], None]:
-    """Write the record so far into the file that is asked for, so that a bench cut short leaves what it has."""
-    def keep(record: Record) -> None:
-        from lfhelpers.measure import record as records
+def keeping(out: Path | None, onto: Path | None = None) -> Callable[[Record], None]:
+    """Write the record so far into the file that is asked for, so that a bench cut short leaves what it has.
 
+    What `onto` holds is in it each time, since both may be one file. Raises LfError at once where it can't be added to.
+    """
+    from lfhelpers.measure import record as records
+
+    earlier = records.load(onto) if onto is not None else None
+    if earlier is not None:
+        records.merge(earlier, records.Record(earlier.bench, {}, [], {}, 0.0))
+
+    def keep(record: Record) -> None:
         if out is not None:
-            records.write(record, out)
+            records.write(record if earlier is None else records.merge(earlier, record), out)
     return keep
 
 
