@@ -117,7 +117,7 @@ def _case(case: Case, blocks: int, overrides: tuple[str, ...]) -> dict[str, Any]
     rungs = ladder(case, overrides)
     base = Trainer(rungs[0][1])
     base.warm_up()
-    rows, spread, medians, tables = [], 0.0, {}, {}
+    rows, spread, medians, tables, found = [], 0.0, {}, {}, []
     for name, job in rungs[1:]:
         torch.compiler.reset()
         trainer = Trainer(job)
@@ -127,8 +127,7 @@ def _case(case: Case, blocks: int, overrides: tuple[str, ...]) -> dict[str, Any]
         effect = compared.effect
         spread = max(spread, effect.aa_spread)
         milliseconds = [1e3 * seconds / STEPS for seconds in compared.b]
-        if name == rungs[1][0]:
-            rows.append(_row(case, rungs[0][0], [1e3 * seconds / STEPS for seconds in compared.a]))
+        found += [1e3 * seconds / STEPS for seconds in compared.a]
         rows += [_row(case, name, milliseconds),
                  asdict(Row(f"{case.name} {name}", effect.ratio, effect.low, effect.high, "x as found", effect.n))]
         medians[name] = float(np.median(milliseconds))
@@ -139,7 +138,7 @@ def _case(case: Case, blocks: int, overrides: tuple[str, ...]) -> dict[str, Any]
         trainer.close()
         del trainer
         gc.collect()
-    return _found(case, rows, spread, last, tables)
+    return _found(case, [_row(case, rungs[0][0], found), *rows], spread, last, tables)
 
 
 def _found(case: Case, rows: list[dict[str, Any]], spread: float, last: tuple[float, float, float | None, float | None],

@@ -36,10 +36,11 @@ def ladder_bars(rows: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -
                       color=INK, capsize=3, linewidth=1)
         axes.text(max(row["high"], row["value"]) + 0.012 * max(times.values()), place, f"{number(row['value'])} ms",
                   va="center", fontsize=8.5, color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})
+    longest = max(against.values(), key=times.__getitem__)
     for index, (name, label) in enumerate(against.items()):
         axes.axvline(times[label], color=INK, linewidth=0.9, linestyle=DASHES[1 + index], zorder=0)
-        axes.annotate(name, (times[label], 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom",
-                      fontsize=8.5, color=INK)
+        axes.annotate(name, (times[label], 1.0), xycoords=("data", "axes fraction"), va="bottom", fontsize=8.5,
+                      color=INK, ha="left" if label == longest else "right")  # apart, however near the lines are
     axes.set_yticks(range(len(rows)), list(times))
     axes.invert_yaxis()
     axes.set_xlim(0, 1.16 * max(row["high"] for row in rows))
