@@ -7,6 +7,7 @@ names, and its sweep stands under `settings["slow_link"]`; none of them is compa
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,7 @@ def parts(overrides: Sequence[str] = (), slow_link: str | None = None) -> tuple[
     changes = [(f"workload.size={size}", f"batch.micro={micro}", *COMMON, *overrides) for size, micro in sizes]
     link = slow_link or ("nccl:socket" if gpu else "gloo:0.05GB/s")
     return (Part("levers", "levers", recipe("full", *changes[0], name="bench-ddp")),
+            Part("in_place", "scaling", recipe("full", *changes[0], "ddp.in_place=true", name="bench-ddp-in"), 120.0),
             Part("small", "scaling", recipe("full", *changes[1], name="bench-ddp-small"), 120.0),
             Part("slow_link", "slow", recipe("competent", *changes[2], **{"ddp.slow_link": link},
                                              name="bench-ddp-slow"), 240.0))
@@ -72,6 +74,7 @@ def run(which: Sequence[Part] | None = None, ranks: int = 2, blocks: int = 6,
         "ranks": ranks, "steps_a_block": STEPS, "blocks": blocks, "batches": "random, on the device", "failed": {},
         "exposed_share": "communication that no kernel covers, mean over ranks, over the median step",
         "scaling_efficiency": "the step without exchange over the step with it, each as long as its slowest rank",
+        "nccl": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
         "parts": {part.name: part.job.to_toml() for part in chosen}}
     record = Record("ddp", settings, [], {}, 0.0)
     for part in chosen:

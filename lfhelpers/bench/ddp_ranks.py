@@ -44,9 +44,11 @@ def levers(bench: Bench) -> None:
 
 
 def scaling(bench: Bench) -> None:
-    """The full stack of another size with and without exchange."""
-    full, alone = _pair(bench, bench.run.recipe)
-    _scaling(bench, full, alone, title(bench.run.recipe), "small_")
+    """The full stack of another size, or with gradients in place, with and without exchange."""
+    job = bench.run.recipe
+    full, alone = _pair(bench, job)
+    _scaling(bench, full, alone, f"{title(job)}{' in place' * job.ddp.in_place}",
+             "in_place_" if job.ddp.in_place else "small_")
 
 
 def slow(bench: Bench) -> None:

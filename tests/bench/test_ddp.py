@@ -37,6 +37,15 @@ def test_the_levers_part_tells_scaling_the_tuner_and_what_it_chose(runs_root, tm
     assert records.load(records.write(record, tmp_path / "record.json")).checks == record.checks
 
 
+def test_gradients_in_place_are_held_against_no_exchange(runs_root, monkeypatch):
+    monkeypatch.setenv("NCCL_MAX_CTAS", "8")
+    record = ddp.run(ddp.selected(ddp.parts(SHORT), ["in_place"]), blocks=3)
+    assert record.settings["failed"] == {} and set(record.checks) == {
+        "in_place_scaling_efficiency", "in_place_exposed_share"}
+    assert record.settings["in_place"]["exposed"]["tiny_mb1 in place"]["collectives"]
+    assert record.settings["nccl"] == {"NCCL_MAX_CTAS": "8"}, "variables that change what was measured are told"
+
+
 def test_a_part_that_fails_is_a_sentence_and_not_the_end(runs_root):
     [part] = ddp.selected(ddp.parts(("workload.size=huge", *SHORT)), ["small"])
     record = ddp.run([part], blocks=3)
@@ -59,10 +68,11 @@ def test_a_replayed_step_over_two_gpus_tells_its_buckets_one_by_one(runs_root):
 
 def test_parts_are_chosen_by_name_and_a_slow_link_stands_in_its_recipe():
     found = ddp.parts(SHORT, "gloo:0.01GB/s")
-    assert [part.name for part in found] == ["levers", "small", "slow_link"]
-    assert [part.job.ddp.slow_link for part in found] == [None, None, "gloo:0.01GB/s"]
+    assert [part.name for part in found] == ["levers", "in_place", "small", "slow_link"]
+    assert [part.job.ddp.slow_link for part in found] == [None, None, None, "gloo:0.01GB/s"]
+    assert [part.job.ddp.in_place for part in found] == [False, True, False, False]
     assert [part.name for part in ddp.selected(found, ["small"])] == ["small"]
-    with pytest.raises(LfError, match="--part smal: there are levers, small, slow_link"):
+    with pytest.raises(LfError, match="--part smal: there are levers, in_place, small, slow_link"):
         ddp.selected(found, ["smal"])
 
 
