@@ -131,12 +131,22 @@ def playbook(
     names: Annotated[list[str] | None, typer.Argument(help="Numbers or names; all if none is given.")] = None,
     parameter: Annotated[list[str] | None, typer.Option("--parameter", "-p", help="name=value.")] = None,
     profile: Annotated[str | None, typer.Option(help="smoke or gpu; chosen by the machine if none is given.")] = None,
-    force: Annotated[bool, typer.Option(help="Run what is fresh too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run what is fresh too.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; else `playbook` among the runs.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds a notebook may take; else 900, on a GPU 7200.")] = None,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Play on after a notebook that failed.")] = False,
 ) -> None:
-    """Execute the notebooks headless; copies, results and HTML are left in runs/playbook."""
+    """Execute the notebooks headless; index.html, playbook.json, copies and pages are left in runs/playbook.
+
+    What is fresh isn't played again, so a call that was stopped is continued by the next. Exit codes: 0 all done,
+    1 a notebook failed, 2 a mistake, 75 another call plays into the same folder, 130 interrupted.
+
+    Example: lfhelpers playbook 00 01 -p steps=30 --timeout 600
+    """
     from lfhelpers.notebook.runner import play
 
-    raise typer.Exit(play(names or None, parameter or [], profile, force=force))
+    raise typer.Exit(play(names or None, parameter or [], profile, force=force, out=out, timeout=timeout,
+                          keep_going=keep_going))
 
 
 @app.command()
@@ -185,7 +195,7 @@ def main() -> None:
         sys.exit(1)
     except LfError as error:
         print(f"lfhelpers: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -1,6 +1,7 @@
 """The index page of a played playbook: one row a notebook with its question, state, and what it found.
 
-Made from the folders' JSON alone, so it can be rebuilt at any time; playbook.json beside it is the same for programs.
+Made from the folders' JSON alone, so it can be rebuilt at any time; playbook.json beside it is the same for programs:
+state (running, done, failed, interrupted), exit_code, seconds, time, and the notebooks with their status and results.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lfhelpers import runs
 from lfhelpers.notebook.tables import number
 from lfhelpers.processes import Member
 
+PAGE, RESULT = "index.html", "playbook.json"
 MARKS = {"done": "✔ done", "failed": "✘ failed", "interrupted": "■ interrupted", "running": "… running",
          "not played": "· not played"}
 STYLE = """
@@ -40,13 +42,15 @@ dt{font-weight:600}dd{margin:0}pre{white-space:pre-wrap;background:var(--card);p
 """
 
 
-def write(out: Path, order: Sequence[str]) -> Path:
-    """Write index.html and playbook.json for the notebooks played into `out`; `order` names those asked for last."""
-    names = {*order, *(path.parent.name for path in out.glob("*/status.json"))}
-    entries = [_entry(out / name) for name in sorted(names)]
-    runs.write_atomic(out / "playbook.json", orjson.dumps(entries, option=orjson.OPT_INDENT_2))
-    runs.write_atomic(out / "index.html", render(entries).encode())
-    return out / "index.html"
+def write(out: Path, order: Sequence[str], verdict: Mapping[str, Any]) -> None:
+    """Write playbook.json and the page for the notebooks played into `out`; `order` names those asked for last.
+
+    `verdict` is how that call ended: its state, exit_code and seconds.
+    """
+    entries = _entries(out, order)
+    told = {**verdict, "time": runs.now(), "asked_for": list(order), "notebooks": entries}
+    runs.write_atomic(out / RESULT, orjson.dumps(told, option=orjson.OPT_INDENT_2))
+    runs.write_atomic(out / PAGE, render(entries).encode())
 
 
 def render(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -74,6 +78,11 @@ def load_status(folder: Path) -> dict[str, Any]:
 def _plays_elsewhere(status: Mapping[str, Any]) -> bool:
     player = Member.parse(status["process"])
     return player.pid != os.getpid() and player.alive
+
+
+def _entries(out: Path, order: Sequence[str]) -> list[dict[str, Any]]:
+    names = {*order, *(path.parent.name for path in out.glob("*/status.json"))}
+    return [_entry(out / name) for name in sorted(names)]
 
 
 def _entry(folder: Path) -> dict[str, Any]:
