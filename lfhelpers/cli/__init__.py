@@ -106,13 +106,24 @@ def watch(run: Annotated[str, typer.Argument(help="A run's name, or part of it."
 
 @app.command()
 def report(
-    run: Annotated[str, typer.Argument(help="A run's name, or part of it.")],
-    against: Annotated[str | None, typer.Argument(help="A second run to set beside it.")] = None,
+    runs: Annotated[list[str], typer.Argument(help="Runs by name, part of a name, or folder; the first is the base.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the report; else `reports` among the runs.")] = None,
+    title: Annotated[str | None, typer.Option(help="Its title; else the recipes' names.")] = None,
 ) -> None:
-    """Where the time of a run's steps went, and what to do about it."""
-    from lfhelpers.diagnose import compare, diagnose
+    """Where the time of runs' steps went: here, and as one HTML file, Markdown for a pull request, and JSON.
 
-    print(diagnose(run).table() if against is None else compare(run, against))
+    Example: lfhelpers report as_found competent
+    """
+    from lfhelpers.diagnose.report import Comparison
+    from lfhelpers.notebook import compared
+    from lfhelpers.notebook.run_report import write
+
+    found = compared.sides(runs)
+    first = compared.report_of(compared.base(found))
+    others = [side.report for side in found if side.report and side.report is not first]
+    print("\n\n".join(str(Comparison(first, other)) for other in others) if others else first.table())
+    page = write(found, out, title)
+    print(f"report: {page}\nmarkdown: {page.with_suffix('.md')}")
 
 
 @app.command()
