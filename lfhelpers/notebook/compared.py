@@ -143,7 +143,7 @@ def _side(run: Run, label: str) -> Side:
     try:
         report, trouble = StepReport.from_run(run), ""
     except LfError as error:
-        report, trouble = None, f"{str(error).partition(';')[0].rstrip('.')}."  # what to do names a path of this machine
+        report, trouble = None, f"{str(error).partition(';')[0].rstrip('.')}."  # the rest names a path of this machine
     return Side(label, run, run.status["state"], report, trouble)
 
 

@@ -4,6 +4,7 @@ An exercise is three code cells in a row: the stub (tag `exercise`) sets `answer
 folded) fills it in with `solution(answer, value)`, and the third calls `check`. A reader's answer is never replaced,
 and in JupyterLab the solution stays out of the way; the runner uses it, and there `check` also tries the stub: a check
 that the stub passes, or that the solution fails, stops the notebook. So every run of the playbook proves its exercises.
+What a reader has solved is kept (notebook.answers) and shown in the first lesson.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 from lfhelpers.errors import LfError
-from lfhelpers.notebook import catalogue, output, results
+from lfhelpers.notebook import answers, catalogue, output, results
 
 
 def solution(answer: Any, value: Any) -> Any:
@@ -31,6 +32,8 @@ def check(name: str, answer: Any, passes: Callable[[Any], Any], hint: str, why: 
     passed, trouble = _try(passes, answer)
     if results.headless():
         _prove(name, passed, stub_passes=_try(passes, ...)[0])
+    elif answer is not ... and (lost := answers.keep(name, passed)) and passed:
+        print(lost)
     output.put(_html(name, answer, passed, trouble, hint, why), _sentence(name, answer, passed, trouble, hint))
 
 

@@ -16,11 +16,12 @@ from urllib.parse import quote
 import orjson
 
 from lfhelpers import runs
+from lfhelpers.notebook import guide
 from lfhelpers.notebook.page import page
 from lfhelpers.notebook.tables import number
 from lfhelpers.processes import Member
 
-PAGE, RESULT = "index.html", "playbook.json"
+PAGE, RESULT, GUIDE = "index.html", "playbook.json", "guide.html"
 REPORTS = "reports"
 """Where reports lie among the runs: NAME.html, NAME.md and NAME.json."""
 MARKS = {"done": "✔ done", "failed": "✘ failed", "interrupted": "■ interrupted", "running": "… running",
@@ -47,6 +48,8 @@ def write(out: Path, order: Sequence[str], verdict: Mapping[str, Any]) -> None:
     entries = _entries(out, order)
     told = {**verdict, "time": runs.now(), "asked_for": list(order), "notebooks": entries}
     runs.write_atomic(out / RESULT, orjson.dumps(told, option=orjson.OPT_INDENT_2))
+    runs.write_atomic(out / GUIDE, page("Where to look", "".join(
+        f'<div class="wide">{table.html()}</div>' for table in guide.tables())).encode())
     runs.write_atomic(out / PAGE, render(entries, _reports(out)).encode())
 
 
@@ -63,7 +66,8 @@ def render(entries: Sequence[Mapping[str, Any]], reports: Sequence[Mapping[str, 
     done = sum(entry["state"] == "done" for entry in entries)
     rows = "".join(_row(entry) for entry in entries)
     return page("Playbook results", (
-        f"<p class=soft>{done} of {len(entries)} notebooks done, last played {escape(latest.get('time', 'never'))}.</p>"
+        f"<p class=soft>{done} of {len(entries)} notebooks done, last played {escape(latest.get('time', 'never'))}. "
+        f'<a href="{GUIDE}">Which lesson for which symptom, and the words.</a></p>'
         "<table><caption>Notebooks</caption><thead><tr><th scope=col>notebook</th><th scope=col>state</th>"
         f"<th scope=col>what it found</th></tr></thead><tbody>{rows}</tbody></table>{_listed(reports)}"
         f"<h2>Where it ran</h2>{_facts(latest)}"), STYLE)

@@ -3,7 +3,7 @@
 import pytest
 
 from lfhelpers.errors import LfError
-from lfhelpers.notebook import exercises, results
+from lfhelpers.notebook import answers, exercises, results
 from lfhelpers.notebook.exercises import check, solution
 from tests.notebook.lessons import code, notebook
 
@@ -32,7 +32,8 @@ def test_a_check_that_proves_nothing_stops_the_notebook(headless, passes, senten
         check("1", solution(..., 3), passes, hint="count them")
 
 
-def test_in_jupyterlab_the_solution_stays_away_and_a_readers_answer_is_kept(capsys):
+def test_in_jupyterlab_the_solution_stays_away_and_a_readers_answer_is_kept(capsys, runs_root, monkeypatch):
+    monkeypatch.setenv(answers.SESSION, "00_start_here.ipynb")
     assert solution(..., 3) is ...
     assert solution(5, 3) == 5
     check("1", ..., lambda answer: answer == 3, hint="count them")

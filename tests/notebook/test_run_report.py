@@ -48,7 +48,7 @@ def test_markdown_and_json_say_the_same(sides):
     assert text.startswith("### Three recipes\n") and all(line in text for line in facts["verdict"])
     row = next(line for line in text.splitlines() if line.startswith("| competent |"))
     assert f"| {facts['summary'][1]['times as_found']:.3g} |" in row
-    tables = [block for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)]
+    tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     assert all(len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1 for table in tables)
     assert len(tables) == 4
 
@@ -100,10 +100,10 @@ def test_it_says_what_can_not_be_compared_and_what_did_not_end_well(runs_root):
 def test_what_can_not_be_reported_is_a_sentence(runs_root, tmp_path):
     with pytest.raises(LfError, match="a report needs a run"):
         lf.report()
-    with pytest.raises(LfError, match="there is nothing to report: run .* has no timed step yet"):
+    with pytest.raises(LfError, match=r"there is nothing to report: run .* has no timed step yet"):
         lf.report(runs.create(recipe("full")))
     (tmp_path / "file").touch()
-    with pytest.raises(LfError, match="can't be written into .*; give another folder with --out"):
+    with pytest.raises(LfError, match=r"can't be written into .*; give another folder with --out"):
         lf.report(*recorded("full"), out=tmp_path / "file")
 
 
