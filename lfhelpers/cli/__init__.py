@@ -160,7 +160,7 @@ def playbook(
     profile: Annotated[str | None, typer.Option(help="smoke or gpu; chosen by the machine if none is given.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run what is fresh too.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; else `playbook` among the runs.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds a notebook may take; else 900, on a GPU 7200.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds a notebook may take; 1800, on a GPU 7200.")] = None,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Play on after a notebook that failed.")] = False,
 ) -> None:
     """Execute the notebooks headless; index.html, playbook.json, copies and pages are left in runs/playbook.

@@ -53,8 +53,8 @@ def overview(inside: Path | None = None) -> list[dict[str, str]]:
 def _described(path: Path) -> dict[str, str]:
     notebook = read(path)
     said, count = promises(notebook), len(tagged(notebook, "exercise"))
-    return {"notebook": path.stem, "question": question(notebook), "takes": said.get("takes", ""),
-            "needs": said.get("needs", ""), "exercises solved": answers.solved(path.stem, count)}
+    return {"notebook": path.stem, "question": question(notebook), "takes": said.get("takes", "").partition(",")[0],
+            "needs": said.get("needs", "").replace("`", ""), "exercises solved": answers.solved(path.stem, count)}
 
 
 def read(path: Path) -> NotebookNode:

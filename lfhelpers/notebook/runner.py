@@ -32,7 +32,7 @@ from lfhelpers.processes import Member
 PACKAGE = Path(lfhelpers.__file__).parent
 OK, FAILED, INTERRUPTED = 0, 1, 130
 STATES = {OK: "done", FAILED: "failed", INTERRUPTED: "interrupted"}
-TIMEOUT = {"smoke": 900.0, "gpu": 7200.0}
+TIMEOUT = {"smoke": 1800.0, "gpu": 7200.0}
 """Longest time that a notebook may take [s], by profile."""
 LOCK = ".lock"
 
