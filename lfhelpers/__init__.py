@@ -21,5 +21,5 @@ from lfhelpers.runs import Run, find, load, recorded
 from lfhelpers.tune import tune
 
 __all__ = ["LfError", "Recipe", "Run", "ablate", "ceilings", "compare", "diagnose", "diff", "find", "ladder", "launch",
-           "load", "order_fingerprint", "recipe", "recorded", "report", "score",
-           "start", "status_line", "tune", "watch"]
+           "load", "order_fingerprint", "recipe", "recorded", "report", "score", "start", "status_line", "tune",
+           "watch"]
