@@ -117,7 +117,10 @@ def check_kernel() -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM acts like Ctrl-C inside the block: papermill alone would leave the jobs of a killed notebook running."""
+    """SIGTERM and SIGHUP act like Ctrl-C inside the block: papermill alone would leave the jobs of a killed one running.
+
+    A signal that is ignored, as nohup does with SIGHUP, stays so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -125,11 +128,15 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, interrupt)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _judge(played: NotebookNode, source: NotebookNode, folder: Path,

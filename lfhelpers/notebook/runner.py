@@ -78,9 +78,7 @@ def play(names: Sequence[str] | None = None, given: Mapping[str, Any] | Sequence
     chosen = profiles.choose(values.pop("profile", None) if profile is None else profile)
     assigned = parameters.assign(paths, {**values, "profile": chosen.name})
     execution.check_kernel()
-    limit = TIMEOUT[chosen.name] if timeout is None else timeout
-    if limit <= 0:
-        raise LfError(f"timeout = {limit:g} leaves no time for a notebook; give seconds.")
+    limit = _limit(chosen, paths, timeout)
     out = (out or runs.root() / "playbook").absolute()
     jobs = [_job(path, out, assigned[path], chosen) for path in paths]
     try:
@@ -103,6 +101,16 @@ def key(path: Path, values: Mapping[str, Any]) -> str:
     for file in sorted(item for item in PACKAGE.rglob("*") if item.is_file() and "__pycache__" not in item.parts):
         digest.update(file.relative_to(PACKAGE).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
+
+
+def _limit(profile: profiles.Profile, paths: Sequence[Path], timeout: float | None) -> float:
+    """Seconds for each notebook. Raises LfError where they are none, and where notebooks would share a folder."""
+    limit = TIMEOUT[profile.name] if timeout is None else timeout
+    if limit <= 0:
+        raise LfError(f"timeout = {limit:g} leaves no time for a notebook; give seconds.")
+    if len({path.stem for path in paths}) < len(paths):
+        raise LfError("two notebooks of one name would share a folder of results; play them one by one, with --out.")
+    return limit
 
 
 def _job(path: Path, out: Path, values: dict[str, Any], profile: profiles.Profile) -> Job:

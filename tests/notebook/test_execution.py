@@ -1,5 +1,7 @@
 """A notebook ends as done only if every cell ran and every promise was kept, whatever papermill says of it."""
 
+import signal
+
 import nbformat
 import pytest
 
@@ -80,3 +82,17 @@ def test_a_kernelspec_of_another_interpreter_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     with pytest.raises(LfError, match="starts /elsewhere/bin/python, not"):
         execution.check_kernel()
+
+
+def test_a_lost_terminal_interrupts_and_nohup_is_respected():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt), execution.interruptible():
+            signal.raise_signal(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with execution.interruptible():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -106,10 +106,13 @@ def test_a_failing_cell_stops_the_playbook_and_leaves_the_copy_with_its_error(fo
     assert [status(out, name)["state"] for name in ("00_bad", "01_next")] == ["failed", "done"]
 
 
-def test_a_limit_that_leaves_no_time_is_refused(folder, out):
-    save(folder, "00_good", lesson(*GOOD))
+def test_a_limit_that_leaves_no_time_and_a_name_given_twice_are_refused(folder, out):
+    first, second = save(folder, "00_good", lesson(*GOOD)), save(folder.parent, "00_good", lesson(*GOOD))
     with pytest.raises(LfError, match="timeout = 0 leaves no time"):
         runner.play(None, folder=folder, out=out, profile="smoke", timeout=0)
+    with pytest.raises(LfError, match="two notebooks of one name would share a folder"):
+        runner.play([str(first), str(second)], out=out, profile="smoke")
+    assert not out.exists()
 
 
 def test_sigterm_ends_the_cell_and_its_children_and_keeps_the_copy(folder, out):
