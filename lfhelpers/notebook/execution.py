@@ -117,7 +117,7 @@ def check_kernel() -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP act like Ctrl-C inside the block: papermill alone would leave the jobs of a killed one running.
+    """SIGTERM and SIGHUP act like Ctrl-C inside the block: papermill alone would leave the jobs of a killed one.
 
     A signal that is ignored, as nohup does with SIGHUP, stays so.
     """
