@@ -14,10 +14,12 @@ from lfhelpers.diagnose import compare, diagnose
 from lfhelpers.diagnose.verbs import ablate, ceilings, score
 from lfhelpers.errors import LfError
 from lfhelpers.launch import launch, start, status_line, watch
+from lfhelpers.notebook.run_report import report
 from lfhelpers.pitfalls.order import order_fingerprint
 from lfhelpers.recipe import Recipe, diff, recipe
 from lfhelpers.runs import Run, find, load, recorded
 from lfhelpers.tune import tune
 
 __all__ = ["LfError", "Recipe", "Run", "ablate", "ceilings", "compare", "diagnose", "diff", "find", "ladder", "launch",
-           "load", "order_fingerprint", "recipe", "recorded", "score", "start", "status_line", "tune", "watch"]
+           "load", "order_fingerprint", "recipe", "recorded", "report", "score", "start", "status_line", "tune",
+           "watch"]

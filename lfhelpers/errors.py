@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 class LfError(Exception):
-    """A mistake that the user can mend; the command line prints its text alone and exits with 2."""
+    """A mistake that the user can mend; the command line prints its text alone and exits with `exit_code`."""
+
+    exit_code = 2
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.models import CommandInfo, Default, TyperInfo
 
 from lfhelpers.cli.base import base_app
 from lfhelpers.cli.bench import bench_app
@@ -22,8 +23,11 @@ from lfhelpers.cli.tune import tune as tune_command
 from lfhelpers.errors import LfError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Cut a training run to half its time, and prove that quality did not change.")
-recipe_app = typer.Typer(no_args_is_help=True, help="Show and compare recipes.")
+                  help="Cut a training run to half its time, and prove that quality did not change.\n\n"
+                       "Begin with lfhelpers doctor, then lfhelpers playbook. Each --help has an example.\n\n"
+                       "Example: lfhelpers launch recipe=competent workload.size=tiny --nproc 2")
+recipe_app = typer.Typer(no_args_is_help=True, help="Show and compare recipes.\n\n"
+                                                    "Example: lfhelpers recipe diff as_found full")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
@@ -54,7 +58,10 @@ def launch(
     time: Annotated[str, typer.Option(help="Slurm: time limit, at which the job is queued again.")] = "1:00:00",
     sbatch: Annotated[list[str] | None, typer.Option(help="Slurm: an option more, as --sbatch=--partition=x.")] = None,
 ) -> None:
-    """Train a recipe in a run folder of its own, through torchrun, and show where its steps' time went."""
+    """Train a recipe in a run folder of its own, through torchrun, and show where its steps' time went.
+
+    Example: lfhelpers launch recipe=competent workload.size=tiny --nproc 2
+    """
     from lfhelpers.diagnose import diagnose
     from lfhelpers.launch import launch as start
     from lfhelpers.runs import load
@@ -79,7 +86,10 @@ def launch(
 
 @app.command()
 def runs(count: Annotated[int, typer.Option(help="How many of the newest to list.")] = 20) -> None:
-    """List the newest runs with their state and speed."""
+    """List the newest runs with their state and speed.
+
+    Example: lfhelpers runs --count 5
+    """
     from lfhelpers.runs import find, root
 
     print(f"runs in {root()}")
@@ -95,7 +105,10 @@ def runs(count: Annotated[int, typer.Option(help="How many of the newest to list
 
 @app.command()
 def watch(run: Annotated[str, typer.Argument(help="A run's name, or part of it.")]) -> None:
-    """Follow a running job from another shell; it is not touched."""
+    """Follow a running job from another shell; it is not touched.
+
+    Example: lfhelpers watch competent
+    """
     from lfhelpers.launch import watch as follow
     from lfhelpers.launch.slurm import wait
     from lfhelpers.runs import load
@@ -106,13 +119,24 @@ def watch(run: Annotated[str, typer.Argument(help="A run's name, or part of it."
 
 @app.command()
 def report(
-    run: Annotated[str, typer.Argument(help="A run's name, or part of it.")],
-    against: Annotated[str | None, typer.Argument(help="A second run to set beside it.")] = None,
+    runs: Annotated[list[str], typer.Argument(help="Runs by name, part of a name, or folder; the first is the base.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the report; else `reports` among the runs.")] = None,
+    title: Annotated[str | None, typer.Option(help="Its title; else the recipes' names.")] = None,
 ) -> None:
-    """Where the time of a run's steps went, and what to do about it."""
-    from lfhelpers.diagnose import compare, diagnose
+    """Where the time of runs' steps went: here, and as one HTML file, Markdown for a pull request, and JSON.
 
-    print(diagnose(run).table() if against is None else compare(run, against))
+    Example: lfhelpers report as_found competent
+    """
+    from lfhelpers.diagnose.report import Comparison
+    from lfhelpers.notebook import compared
+    from lfhelpers.notebook.run_report import write
+
+    found = compared.sides(runs)
+    first = compared.report_of(compared.base(found))
+    others = [side.report for side in found if side.report and side.report is not first]
+    print("\n\n".join(str(Comparison(first, other)) for other in others) if others else first.table())
+    page = write(found, out, title)
+    print(f"report: {page}\nmarkdown: {page.with_suffix('.md')}")
 
 
 @app.command()
@@ -120,7 +144,10 @@ def doctor(
     data: Annotated[Path | None, typer.Option(help="Folder whose disk is measured; else the runs' own.")] = None,
     quick: Annotated[bool, typer.Option(help="Leave out the disk measurement.")] = False,
 ) -> None:
-    """What this machine has, what doesn't fit together, and the fix."""
+    """What this machine has, what doesn't fit together, and the fix.
+
+    Example: lfhelpers doctor --quick
+    """
     from lfhelpers.diagnose.doctor import examine, render
 
     raise typer.Exit(render(examine(data, quick)))
@@ -131,19 +158,33 @@ def playbook(
     names: Annotated[list[str] | None, typer.Argument(help="Numbers or names; all if none is given.")] = None,
     parameter: Annotated[list[str] | None, typer.Option("--parameter", "-p", help="name=value.")] = None,
     profile: Annotated[str | None, typer.Option(help="smoke or gpu; chosen by the machine if none is given.")] = None,
-    force: Annotated[bool, typer.Option(help="Run what is fresh too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run what is fresh too.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; else `playbook` among the runs.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds a notebook may take; 1800, on a GPU 7200.")] = None,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Play on after a notebook that failed.")] = False,
 ) -> None:
-    """Execute the notebooks headless; copies, results and HTML are left in runs/playbook."""
+    """Execute the notebooks headless; index.html, playbook.json, copies and pages are left in runs/playbook.
+
+    What is fresh isn't played again: the next call continues one that was stopped.
+
+    Exit codes: 0 done, 1 a notebook failed, 2 a mistake, 75 the folder is in use by another call, 130 interrupted.
+
+    Example: lfhelpers playbook 00 01 -p steps=30 --timeout 600
+    """
     from lfhelpers.notebook.runner import play
 
-    raise typer.Exit(play(names or None, parameter or [], profile, force=force))
+    raise typer.Exit(play(names or None, parameter or [], profile, force=force, out=out, timeout=timeout,
+                          keep_going=keep_going))
 
 
 @app.command()
 def lint(
     paths: Annotated[list[Path] | None, typer.Argument(help="Notebooks; all of the project if none is given.")] = None,
 ) -> None:
-    """Check notebooks without running them."""
+    """Check notebooks without running them.
+
+    Example: lfhelpers lint notebooks/00_start_here.ipynb
+    """
     from lfhelpers.notebook.lint import check
 
     raise typer.Exit(check(paths))
@@ -151,7 +192,10 @@ def lint(
 
 @app.command(hidden=True)
 def readme() -> None:
-    """Render README.md's figures from the recorded runs."""
+    """Render README.md's figures from the recorded runs.
+
+    Example: lfhelpers readme
+    """
     from lfhelpers.notebook.readme import update
 
     update()
@@ -159,19 +203,53 @@ def readme() -> None:
 
 @recipe_app.command("show")
 def recipe_show(overrides: Overrides = None) -> None:
-    """Print a recipe as TOML."""
+    """Print a recipe as TOML.
+
+    Example: lfhelpers recipe show recipe=full batch.micro=32
+    """
     print(_recipe(overrides or []).to_toml())
 
 
 @recipe_app.command("diff")
-def recipe_diff(left: str, right: str) -> None:
-    """Print the fields in which two recipes differ."""
+def recipe_diff(
+    left: Annotated[str, typer.Argument(help="A recipe's name or TOML file.")],
+    right: Annotated[str, typer.Argument(help="Another one.")],
+) -> None:
+    """Print the fields in which two recipes differ.
+
+    Example: lfhelpers recipe diff as_found full
+    """
     from lfhelpers.recipe import diff, recipe
 
     table = Table("field", left, right)
     for field, (a, b) in diff(recipe(left), recipe(right)).items():
         table.add_row(field, _shown(a), _shown(b))
     Console().print(table)
+
+
+PANELS = {
+    "The playbook": ("doctor", "playbook", "lint"),
+    "Train": ("launch", "runs", "watch", "recipe", "data", "base"),
+    "Explain": ("report", "diagnose", "ablate", "check", "replay"),
+    "Make it faster, and prove it": ("ladder", "tune", "bench"),
+}
+"""How `lfhelpers --help` groups and orders the commands; one that isn't here stands at the end."""
+
+
+def _arrange() -> None:
+    order = [name for names in PANELS.values() for name in names]
+    panel = {name: title for title, names in PANELS.items() for name in names}
+
+    def name_of(item: CommandInfo | TyperInfo) -> str:
+        return str(item.name or item.callback.__name__) if item.callback else str(item.name)
+
+    items: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
+    for item in items:
+        item.rich_help_panel = panel.get(name_of(item), Default(None))
+    app.registered_commands.sort(key=lambda item: order.index(name_of(item)) if name_of(item) in order else len(order))
+
+
+_arrange()
 
 
 def main() -> None:
@@ -185,7 +263,7 @@ def main() -> None:
         sys.exit(1)
     except LfError as error:
         print(f"lfhelpers: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 

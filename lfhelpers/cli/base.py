@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-base_app = typer.Typer(no_args_is_help=True, help="Make the checkpoints that recipes fine-tune from.")
+base_app = typer.Typer(no_args_is_help=True, help="Make the checkpoints that recipes fine-tune from.\n\n"
+                                                  "Example: lfhelpers base make small")
 
 Name = Annotated[str, typer.Argument(help="tiny, small, or the TOML file of a base's recipe.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="field=value: stages.0.lr=1e-3; repeatable.")]
@@ -22,7 +23,10 @@ def make(
     again: Annotated[bool, typer.Option(help="Make it anew where it is there already.")] = False,
     upto: Annotated[str | None, typer.Option(help="The last stage to carry out.")] = None,
 ) -> None:
-    """Make a base, stage by stage; one that is there is kept, one that was interrupted is continued."""
+    """Make a base, stage by stage; one that is there is kept, one that was interrupted is continued.
+
+    Example: lfhelpers base make tiny --upto sight
+    """
     from lfhelpers.quality.captions import lines
     from lfhelpers.train.base.make import make as build
     from lfhelpers.train.base.recipe import load
@@ -47,7 +51,10 @@ def sweep(
     upto: Annotated[str | None, typer.Option(help="The last stage to carry out.")] = None,
     seconds: Annotated[float, typer.Option(min=1, help="At most, for each combination.")] = 600.0,
 ) -> None:
-    """Make a base with every combination of values, each in a process of its own, and print what came of it."""
+    """Make a base with every combination of values, each in a process of its own, and print what came of it.
+
+    Example: lfhelpers base sweep tiny --try stages.0.lr=1e-3,3e-3 --seconds 300
+    """
     from lfhelpers.errors import LfError
     from lfhelpers.measure import isolated
     from lfhelpers.train.base.sweep import combinations, one
@@ -63,7 +70,10 @@ def sweep(
 
 @base_app.command("show")
 def show(base: Annotated[str, typer.Argument(help="A base's name or folder.")]) -> None:
-    """What is known of a base that was made."""
+    """What is known of a base that was made.
+
+    Example: lfhelpers base show tiny
+    """
     from lfhelpers.quality.captions import lines
     from lfhelpers.workloads.vla.pretrained import card, find
 

@@ -11,7 +11,8 @@ import typer
 if TYPE_CHECKING:
     from lfhelpers.measure.record import Record
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure speed, and compare it with what is on record.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed, and compare it with what is on record.\n\n"
+                                                   "Example: lfhelpers bench data --quick")
 
 Out = Annotated[Path | None, typer.Option(help="File of the record; else a new one in `bench` beside the runs.")]
 Onto = Annotated[Path | None, typer.Option(help="An earlier record whose other rows and checks are taken over.")]
@@ -33,7 +34,10 @@ def data(
     out: Out = None,
     onto: Onto = None,
 ) -> None:
-    """Images a second of every data engine, what one costs, and the ceilings beside it."""
+    """Images a second of every data engine, what one costs, and the ceilings beside it.
+
+    Example: lfhelpers bench data --data shards --quick
+    """
     from lfhelpers.bench.data import Options, run
     from lfhelpers.bench.data_engines import ENGINES
     from lfhelpers.bench.data_sweep import SIZES_MB
@@ -52,7 +56,10 @@ def step(
     out: Out = None,
     onto: Onto = None,
 ) -> None:
-    """One training step, lever by lever, against the step as found."""
+    """One training step, lever by lever, against the step as found.
+
+    Example: lfhelpers bench step --case full_mb16 --blocks 6
+    """
     from lfhelpers.bench.step import cases, run
 
     keep = keeping(out, onto)
@@ -69,7 +76,10 @@ def ddp(
     out: Out = None,
     onto: Onto = None,
 ) -> None:
-    """What several ranks win, what their exchange costs, and whether the tuner's buckets are the best."""
+    """What several ranks win, what their exchange costs, and whether the tuner's buckets are the best.
+
+    Example: lfhelpers bench ddp --ranks 2
+    """
     from lfhelpers.bench.ddp import parts, run, selected
 
     finish(run(selected(parts(overrides or [], slow_link), only or []), ranks, blocks, keeping(out, onto)),
@@ -84,7 +94,10 @@ def link(
     out: Out = None,
     onto: Onto = None,
 ) -> None:
-    """What a message between ranks costs, by its size."""
+    """What a message between ranks costs, by its size.
+
+    Example: lfhelpers bench link --ranks 2
+    """
     from lfhelpers.bench.link import run
 
     finish(run(ranks, repeats, slow_link), out, onto)
@@ -99,7 +112,10 @@ def diagnosis(
     out: Out = None,
     onto: Onto = None,
 ) -> None:
-    """Faults planted in the reference workload: is each found, and is it told rightly what its removal wins?"""
+    """Faults planted in the reference workload: is each found, and is it told rightly what its removal wins?
+
+    Example: lfhelpers bench diagnosis --blocks 8
+    """
     from lfhelpers.bench.diagnosis import run, selected
 
     finish(run(selected(fault or [], overrides or []), blocks, steps, keeping(out, onto)), out, onto)
@@ -113,7 +129,10 @@ def ffn(
     out: Out = None,
     onto: Onto = None,
 ) -> None:
-    """The fused gated FFN in CUDA C++, in Triton and by torch.compile, against eager; and what a step gains."""
+    """The fused gated FFN in CUDA C++, in Triton and by torch.compile, against eager; and what a step gains.
+
+    Example: lfhelpers bench ffn --part kernels
+    """
     from lfhelpers.bench.ffn import run
 
     finish(run(only or [], blocks, rounds, keeping(out, onto)), out, onto)
@@ -134,7 +153,10 @@ def base(
     out: Out = None,
     onto: Onto = None,
 ) -> None:
-    """A base from nothing, and what fine-tuning from it learns on a task that it has not seen."""
+    """A base from nothing, and what fine-tuning from it learns on a task that it has not seen.
+
+    Example: lfhelpers bench base small --seeds 3
+    """
     from lfhelpers.bench.base import PARTS, Options, run
 
     options = Options(name, tuple(part or PARTS), again, seeds, steps, micro, samples, every, tuple(overrides or ()),
@@ -151,7 +173,10 @@ def memory(
     out: Out = None,
     onto: Onto = None,
 ) -> None:
-    """Where memory goes, what recomputation frees and costs, and what the freed memory wins."""
+    """Where memory goes, what recomputation frees and costs, and what the freed memory wins.
+
+    Example: lfhelpers bench memory --part plans --micro 16
+    """
     from lfhelpers.bench.memory import QUICK, Effort, run
 
     finish(run(only or [], micro, Effort() if thorough else QUICK, overrides or [], keeping(out, onto)), out, onto)
@@ -164,7 +189,10 @@ def pitfalls(
     out: Out = None,
     onto: Onto = None,
 ) -> None:
-    """Every pitfall broken and cured, false alarms in clean runs, and what the detectors cost."""
+    """Every pitfall broken and cured, false alarms in clean runs, and what the detectors cost.
+
+    Example: lfhelpers bench pitfalls --runs 20
+    """
     from lfhelpers.bench.pitfalls import run
     from lfhelpers.pitfalls import NAMES
 
@@ -176,7 +204,10 @@ def timeline(
     out: Annotated[Path, typer.Option(help="File of the timeline.")],
     case: Annotated[str, typer.Option(help="SIZE_mbMICRO.")] = "small_mb32",
 ) -> None:
-    """A few milliseconds of a step, as found and full: launches and kernels, for the picture of a lesson."""
+    """A few milliseconds of a step, as found and full: launches and kernels, for the picture of a lesson.
+
+    Example: lfhelpers bench timeline --out timeline.json
+    """
     from lfhelpers.bench.step import cases
     from lfhelpers.bench.timeline import record
 

@@ -10,7 +10,8 @@ import typer
 
 from lfhelpers.errors import LfError
 
-data_app = typer.Typer(no_args_is_help=True, help="Make, pack, check and mend datasets.")
+data_app = typer.Typer(no_args_is_help=True, help="Make, pack, check and mend datasets.\n\n"
+                                                  "Example: lfhelpers data pack photos shards")
 
 ShardMb = Annotated[float, typer.Option(min=0.1, help="Largest size of a shard.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all usable cores if none is given.")]
@@ -33,14 +34,17 @@ class Level(StrEnum):
 @data_app.command("make")
 def make(
     out: Annotated[Path | None, typer.Option(help="Folder of the shards; else the default set's.")] = None,
-    samples: Annotated[int, typer.Option(min=1)] = 2048,
+    samples: Annotated[int, typer.Option(min=1, help="How many samples.")] = 2048,
     shard_mb: ShardMb = 1024,
     jobs: Jobs = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 0,
     distractors: Annotated[int, typer.Option(min=0, max=5, help="Objects beside the named one.")] = 3,
     task: Annotated[str | None, typer.Option(help="one, pair, colour, shape or two_step, instead of these.")] = None,
 ) -> None:
-    """Render tabletop scenes into shards with index and manifest; an interrupted call is continued by the next."""
+    """Render tabletop scenes into shards with index and manifest; an interrupted call is continued by the next.
+
+    Example: lfhelpers data make --samples 2048 --out shards
+    """
     from lfhelpers.launch.prepare import make_tabletop
 
     manifest = make_tabletop(out, samples, shard_mb=shard_mb, jobs=jobs, seed=seed,
@@ -67,7 +71,10 @@ def pack(
     wrist: Annotated[str | None, typer.Option(help="LeRobot: the camera that becomes wrist.jpg.")] = None,
     leave_out: Annotated[list[int] | None, typer.Option(help="LeRobot: an episode's number; repeatable.")] = None,
 ) -> None:
-    """Pack your own data into shards; the source is only read, and an interrupted call is continued by the next."""
+    """Pack your own data into shards; the source is only read, and an interrupted call is continued by the next.
+
+    Example: lfhelpers data pack photos shards --on-bad skip
+    """
     from lfhelpers.data import importers
     from lfhelpers.measure.hardware import usable_cores
 
@@ -91,7 +98,10 @@ def lint(
     checksums: Annotated[bool, typer.Option(help="Read all bytes and compare with the manifest's.")] = True,
     fields: Annotated[list[str] | None, typer.Option(help="A member that each sample must have; repeatable.")] = None,
 ) -> None:
-    """Find what readers of a tar set would lose, merge or stumble over; exit code 1 where something is wrong."""
+    """Find what readers of a tar set would lose, merge or stumble over; exit code 1 where something is wrong.
+
+    Example: lfhelpers data lint shards --level decode
+    """
     from lfhelpers.data.lint import lint as look
     from lfhelpers.data.lint.repack import repack as rewrite
 
@@ -107,10 +117,13 @@ def lint(
 
 @data_app.command("check")
 def check(
-    folder: Path,
+    folder: Annotated[Path, typer.Argument(help="A folder of shards.")],
     sha256: Annotated[bool, typer.Option(help="Read every byte and compare checksums.")] = False,
 ) -> None:
-    """Check that a folder's shards are those that its manifest names."""
+    """Check that a folder's shards are those that its manifest names.
+
+    Example: lfhelpers data check shards --sha256
+    """
     from lfhelpers.data.manifest import Manifest
 
     manifest = Manifest.load(folder, check="sha256" if sha256 else "sizes")

@@ -27,7 +27,10 @@ def diagnose(
     html: Annotated[Path | None, typer.Option(help="Write one HTML file that needs nothing else.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON's schema.")] = False,
 ) -> None:
-    """Why a step is slow: from a run's own records, or from any profiler trace."""
+    """Why a step is slow: from a run's own records, or from any profiler trace.
+
+    Example: lfhelpers diagnose trace.json.gz --html page.html
+    """
     if schema:
         from lfhelpers.diagnose.trace.schema import schema as described
 
@@ -117,7 +120,10 @@ def ablate(
     blocks: Annotated[int, typer.Option(min=3, help="Blocks of each variant of the step.")] = 6,
     steps: Annotated[int, typer.Option(min=1, help="Steps a block.")] = 4,
 ) -> None:
-    """Time a recipe's step without its loader, exchange, optimizer, ...: what would each remedy win?"""
+    """Time a recipe's step without its loader, exchange, optimizer, ...: what would each remedy win?
+
+    Example: lfhelpers ablate recipe=competent --blocks 6
+    """
     from lfhelpers.diagnose.verbs import ablate as measured
     from lfhelpers.recipe import recipe
 

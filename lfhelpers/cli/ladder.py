@@ -21,7 +21,10 @@ def ladder(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all rungs.")] = None,
     out: Out = None,
 ) -> None:
-    """From the recipe as found to the full one, lever by lever; stopped and called again, it goes on where it was."""
+    """From the recipe as found to the full one, lever by lever; stopped and called again, it goes on where it was.
+
+    Example: lfhelpers ladder --size small --micro 32
+    """
     from lfhelpers.bench import ladder as climb
     from lfhelpers.bench.ladder_table import table
     from lfhelpers.measure import record as records

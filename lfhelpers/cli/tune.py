@@ -37,7 +37,10 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the space and the budget; run nothing.")] = False,
     out: Out = None,
 ) -> None:
-    """Search all knobs of a recipe for speed at no less quality; stopped and called again, it goes on where it was."""
+    """Search all knobs of a recipe for speed at no less quality; stopped and called again, it goes on where it was.
+
+    Example: lfhelpers tune mine recipe=full --trials 25 --minutes 30
+    """
     from lfhelpers.runs import load
     from lfhelpers.tune import STARTS, plan
 

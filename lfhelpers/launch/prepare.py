@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from lfhelpers.data import Manifest, choice, make_plan
+from lfhelpers.data.locks import Locked
 from lfhelpers.data.manifest import is_address
 from lfhelpers.data.shards import write
 from lfhelpers.errors import LfError
@@ -35,7 +37,7 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
         sizes.find(job.workload.size)
         if job.workload.base:  # the run's recipe says which one it was, also when the code has changed
             job = job.with_(**{"workload.base": str(pretrained.find(job.workload.base))})
-    if job.data.path is None and job.workload.use == "vla" and not (default_folder() / "manifest.json").exists():
+    if job.data.path is None and job.workload.use == "vla" and not _made():
         _make_default()
     given = job.data.path
     place = given if given and is_address(given) else str(Path(given).absolute() if given else default_folder())
@@ -55,7 +57,28 @@ def _located(use: str) -> str:
     return f"{Path(location).absolute()}{colon}{name}"
 
 
+def _made() -> bool:
+    return (default_folder() / "manifest.json").exists()
+
+
 def _make_default() -> None:
+    """Render the default set, or wait for the process that does so already: two jobs may begin at once."""
+    place = default_folder().with_name(f".{default_folder().name}.wanted")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = Locked(place, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise LfError(f"the default dataset can't be made in {default_folder()}: {error.strerror}; "
+                      "give another place with LFHELPERS_RUNS.") from error
+    with lock:
+        if not lock.exclusive():
+            print(f"another process renders the dataset into {default_folder()}; waiting for it", flush=True)
+            lock.exclusive(wait=True)
+        if not _made():
+            _render_default()
+
+
+def _render_default() -> None:
     """Through the command: a notebook, or a script without a main guard, can't spawn the writer processes."""
     print(f"no dataset yet: rendering {DEFAULT_SAMPLES} tabletop samples into {default_folder()}, once", flush=True)
     command = [sys.executable, "-m", "lfhelpers", "data", "make", "--samples", str(DEFAULT_SAMPLES), "--shard-mb",

@@ -11,11 +11,15 @@ from nbformat import NotebookNode
 
 from lfhelpers import runs
 from lfhelpers.errors import LfError, nearest
+from lfhelpers.notebook import answers
 
 PLANNED = {
     "08_your_own_model": "How do I bring my own model and data?",
 }
 """Lessons to come, with their questions; one that is there speaks for itself."""
+PROMISES = {"able": "You will be able to", "takes": "It takes", "needs": "It needs"}
+WORDS_A_MINUTE, LINES_A_MINUTE, MINUTES_AN_EXERCISE = 200, 20, 5
+"""A reader's pace: prose as most adults read it, code read with care, and an exercise that is thought about."""
 
 
 def folder() -> Path:
@@ -38,10 +42,19 @@ def select(names: Sequence[str] | None = None, inside: Path | None = None) -> li
 
 
 def overview(inside: Path | None = None) -> list[dict[str, str]]:
-    """A row a lesson in order: notebook, the question it answers, and whether it is here or still to come."""
-    here = {path.stem: question(read(path)) for path in select(None, inside)}
-    return [{"notebook": name, "question": here.get(name, PLANNED.get(name, "")),
-             "state": "here" if name in here else "to come"} for name in sorted(here.keys() | PLANNED.keys())]
+    """A row a lesson in order: its question, how long it takes, what it needs, and how many exercises are solved."""
+    rows = [_described(path) for path in select(None, inside)]
+    here = {row["notebook"] for row in rows}
+    rows += [{"notebook": name, "question": asked, "takes": "to come"} for name, asked in PLANNED.items()
+             if name not in here]
+    return sorted(rows, key=lambda row: row["notebook"])
+
+
+def _described(path: Path) -> dict[str, str]:
+    notebook = read(path)
+    said, count = promises(notebook), len(tagged(notebook, "exercise"))
+    return {"notebook": path.stem, "question": question(notebook), "takes": said.get("takes", "").partition(",")[0],
+            "needs": said.get("needs", "").replace("`", ""), "exercises solved": answers.solved(path.stem, count)}
 
 
 def read(path: Path) -> NotebookNode:
@@ -73,6 +86,20 @@ def question(notebook: NotebookNode) -> str:
     text = re.sub(r"^#.*$", "", _first(notebook), flags=re.MULTILINE).replace("*", "")
     found = re.search(r"([^.?!]+\?)", " ".join(text.split()))
     return found[1].strip() if found else ""
+
+
+def promises(notebook: NotebookNode) -> dict[str, str]:
+    """What the first cell promises a reader, by the keys of PROMISES; what it doesn't say is left out."""
+    text = " ".join(_first(notebook).split())
+    found = {key: re.search(rf"- \*\*{words}\*\* (.+?)(?= - \*\*|$)", text) for key, words in PROMISES.items()}
+    return {key: match[1].rstrip(".") for key, match in found.items() if match}
+
+
+def minutes(notebook: NotebookNode) -> float:
+    """How long a lesson takes, from its words, its code and its exercises; the runs in it are read beside."""
+    prose = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
+    lines = sum(len(cell.source.splitlines()) for cell in notebook.cells if cell.cell_type == "code")
+    return prose / WORDS_A_MINUTE + lines / LINES_A_MINUTE + MINUTES_AN_EXERCISE * len(tagged(notebook, "exercise"))
 
 
 def _first(notebook: NotebookNode) -> str:

@@ -35,6 +35,8 @@ from lfhelpers.notebook.progress import Progress
 
 RESULTS = "results.json"
 LOG = "kernel.log"
+STARTING = 300.0
+"""Seconds that a kernel may take to come up: a shared file system, or other playbooks beside this one, make it slow."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +51,27 @@ class Outcome:
     """The last lines of the traceback, or of what a dying kernel said."""
 
 
-def execute(path: Path, source: NotebookNode, folder: Path, values: Mapping[str, Any], timeout: float,
+def execute(path: Path, source: NotebookNode, folder: Path, values: Mapping[str, Any], limit: float,
             progress: Progress) -> Outcome:
     """Play the notebook; leaves its executed copy and results.json in `folder`, also when it fails or is interrupted.
 
-    `timeout` is for each cell, in seconds. The kernel starts in the notebook's own folder, as JupyterLab starts it.
+    `limit` is for all cells together, in seconds. The kernel starts in the notebook's own folder, as JupyterLab starts
+    it.
     """
     partial = folder / f".{path.stem}.running.ipynb"
     partial.unlink(missing_ok=True)  # a killed runner's
-    started = time.monotonic()
+    started, left = time.monotonic(), _Left(limit)
     trouble, said, stopped = "", "", False
     with _environment(results.RESULTS_FILE, str(folder / RESULTS)), _stderr_to(folder / LOG), progress:
         try:
             papermill.execute_notebook(
                 _braced(path), _braced(partial), dict(values), kernel_name="python3", cwd=path.parent,
-                execution_timeout=timeout, progress_bar=False, coalesce_streams=True, on_cell_execute=progress.cell,
-                config=_encrypted())
+                timeout_func=left, start_timeout=STARTING, progress_bar=False, coalesce_streams=True,
+                on_cell_execute=progress.cell, config=_encrypted())
         except PapermillExecutionError:
             pass  # the saved copy holds the error
         except TimeoutError:
-            trouble = f"the cell ran for longer than {timeout:g} s"
+            trouble = f"the notebook took longer than {limit:g} s, and this cell was running then"
         except RuntimeError as error:  # nbclient's DeadKernelError, and a kernel that never came up
             trouble = f"the kernel died ({error}), as it does when memory runs out or native code crashes"
             said = _tail((folder / LOG).read_text(errors="replace"))
@@ -81,6 +84,17 @@ def execute(path: Path, source: NotebookNode, folder: Path, values: Mapping[str,
     state = "interrupted" if stopped else "failed" if reason else "done"
     number = _position(cell, source) if cell is not None else None
     return Outcome(state, reason, number, time.monotonic() - started, details or said)
+
+
+class _Left:
+    """The seconds that a cell may take, called when it begins: what the cells before it have left of the limit."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.end = limit, 0.0
+
+    def __call__(self, cell: NotebookNode) -> float:
+        self.end = self.end or time.monotonic() + self.limit
+        return max(self.end - time.monotonic(), 0.01)  # nbclient takes 0 for no limit at all
 
 
 def load_results(folder: Path) -> dict[str, Any] | None:
@@ -103,7 +117,10 @@ def check_kernel() -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM acts like Ctrl-C inside the block: papermill alone would leave the jobs of a killed notebook running."""
+    """SIGTERM and SIGHUP act like Ctrl-C inside the block: papermill alone would leave the jobs of a killed one.
+
+    A signal that is ignored, as nohup does with SIGHUP, stays so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -111,11 +128,15 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, interrupt)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _judge(played: NotebookNode, source: NotebookNode, folder: Path,

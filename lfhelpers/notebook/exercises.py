@@ -4,18 +4,20 @@ An exercise is three code cells in a row: the stub (tag `exercise`) sets `answer
 folded) fills it in with `solution(answer, value)`, and the third calls `check`. A reader's answer is never replaced,
 and in JupyterLab the solution stays out of the way; the runner uses it, and there `check` also tries the stub: a check
 that the stub passes, or that the solution fails, stops the notebook. So every run of the playbook proves its exercises.
+What a reader has solved is kept (notebook.answers) and shown in the first lesson.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from html import escape
+from math import isclose
 from typing import Any
 
 from nbformat import NotebookNode
 
 from lfhelpers.errors import LfError
-from lfhelpers.notebook import catalogue, output, results
+from lfhelpers.notebook import answers, catalogue, output, results
 
 
 def solution(answer: Any, value: Any) -> Any:
@@ -23,14 +25,23 @@ def solution(answer: Any, value: Any) -> Any:
     return value if answer is ... and results.headless() else answer
 
 
-def check(name: str, answer: Any, passes: Callable[[Any], Any], hint: str, why: str = "") -> None:
-    """Say whether `passes(answer)`: passed, or not yet with the hint; `why` is kept folded under 'Answer'.
+Wanted = Callable[[Any], Any] | Mapping[Any, float]
+
+
+def check(name: str, answer: Any, passes: Wanted, hint: str, why: str = "", near: float = 1e-6) -> None:
+    """Say whether the answer is right: passed, or not yet with what is wrong and the hint; `why` is kept folded.
+
+    passes: a function of the answer that returns True, False, or text that names the wrong quantities. Or the right
+    values, up to a relative error of `near`: {quantity: value} for an answer that is a mapping, {arguments: value} for
+    one that is a function; the first that is off is named, and the right value is not.
 
     Raises LfError where the runner plays the notebook and the stub passes or the solution fails.
     """
-    passed, trouble = _try(passes, answer)
+    passed, trouble = _try(passes, answer, near)
     if results.headless():
-        _prove(name, passed, stub_passes=_try(passes, ...)[0])
+        _prove(name, passed, stub_passes=_try(passes, ..., near)[0])
+    elif answer is not ... and (lost := answers.keep(name, passed)) and passed:
+        print(lost)
     output.put(_html(name, answer, passed, trouble, hint, why), _sentence(name, answer, passed, trouble, hint))
 
 
@@ -48,12 +59,22 @@ def unproven(notebook: NotebookNode, found: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def _try(passes: Callable[[Any], Any], answer: Any) -> tuple[bool, str]:
-    """A check that raises, as it may on an answer of the wrong kind, has not passed."""
+def _try(passes: Wanted, answer: Any, near: float) -> tuple[bool, str]:
+    """(passed, what is wrong). A check that raises, as it may on an answer of the wrong kind, has not passed."""
     try:
-        return bool(passes(answer)), ""
+        verdict = _off(passes, answer, near) if isinstance(passes, Mapping) else passes(answer)
+        return (False, f"wrong: {verdict}") if isinstance(verdict, str) and verdict else (bool(verdict), "")
     except Exception as error:
         return False, f"{type(error).__name__}: {error}"
+
+
+def _off(right: Mapping[Any, float], answer: Any, near: float) -> bool | str:
+    """True, or the first quantity or case whose value is off."""
+    for key, value in right.items():
+        given = answer(*key) if callable(answer) else answer[key]
+        if not isclose(given, value, rel_tol=near, abs_tol=1e-9):
+            return f"{', '.join(map(str, key))} gives {given:.4g}" if callable(answer) else f"{key} is not {given:.4g}"
+    return True
 
 
 def _prove(name: str, passed: bool, stub_passes: bool) -> None:

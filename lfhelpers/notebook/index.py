@@ -1,6 +1,7 @@
 """The index page of a played playbook: one row a notebook with its question, state, and what it found.
 
-Made from the folders' JSON alone, so it can be rebuilt at any time; playbook.json beside it is the same for programs.
+Made from the folders' JSON alone, so it can be rebuilt at any time; playbook.json beside it is the same for programs:
+state (running, done, failed, interrupted), exit_code, seconds, time, and the notebooks with their status and results.
 """
 
 from __future__ import annotations
@@ -15,52 +16,61 @@ from urllib.parse import quote
 import orjson
 
 from lfhelpers import runs
+from lfhelpers.notebook import guide
+from lfhelpers.notebook.page import page
 from lfhelpers.notebook.tables import number
 from lfhelpers.processes import Member
 
+PAGE, RESULT, GUIDE = "index.html", "playbook.json", "guide.html"
+REPORTS = "reports"
+"""Where reports lie among the runs: NAME.html, NAME.md and NAME.json."""
 MARKS = {"done": "✔ done", "failed": "✘ failed", "interrupted": "■ interrupted", "running": "… running",
          "not played": "· not played"}
 STYLE = """
-:root{color-scheme:light dark;--ink:#1f2328;--soft:#57606a;--line:#d0d7de;--ground:#fff;--card:#f6f8fa;
---done:#1a7f37;--failed:#b42318;--interrupted:#8a5a00}
-@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9aa4af;--line:#3d444d;--ground:#0d1117;--card:#161b22;
---done:#4ac26b;--failed:#ff7b72;--interrupted:#e3b341}}
-body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--ground);max-width:72rem;
-margin:2rem auto;padding:0 1rem}
-h1{margin:0}td p{margin:0 0 .4rem}td:nth-child(2){white-space:nowrap}.soft,dd{color:var(--soft)}
+td p{margin:0 0 .4rem}td:nth-child(2){white-space:nowrap}
 table{border-collapse:collapse;width:100%;margin:1.5rem 0}caption{text-align:left;font-weight:600;padding:.3rem 0}
 th,td{text-align:left;vertical-align:top;padding:.7rem .8rem;border-bottom:1px solid var(--line)}
 th small{font-weight:400}thead th{font-size:.85rem;color:var(--soft)}
 .state{font-weight:600;white-space:nowrap}.done{color:var(--done)}.failed{color:var(--failed)}
 .interrupted{color:var(--interrupted)}
-ul{margin:0;padding:0;list-style:none}li b{font-variant-numeric:tabular-nums}a{color:inherit}
+ul{margin:0;padding:0;list-style:none}li b{font-variant-numeric:tabular-nums}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem;background:var(--card);
 padding:.8rem 1rem;border-radius:8px}
-dt{font-weight:600}dd{margin:0}pre{white-space:pre-wrap;background:var(--card);padding:.5rem;border-radius:6px;font-size:.8rem}
+dt{font-weight:600}dd{margin:0}
 """
 
 
-def write(out: Path, order: Sequence[str]) -> Path:
-    """Write index.html and playbook.json for the notebooks played into `out`; `order` names those asked for last."""
-    names = {*order, *(path.parent.name for path in out.glob("*/status.json"))}
-    entries = [_entry(out / name) for name in sorted(names)]
-    runs.write_atomic(out / "playbook.json", orjson.dumps(entries, option=orjson.OPT_INDENT_2))
-    runs.write_atomic(out / "index.html", render(entries).encode())
-    return out / "index.html"
+def write(out: Path, order: Sequence[str], verdict: Mapping[str, Any]) -> None:
+    """Write playbook.json and the page for the notebooks played into `out`; `order` names those asked for last.
+
+    `verdict` is how that call ended: its state, exit_code and seconds.
+    """
+    entries = _entries(out, order)
+    told = {**verdict, "time": runs.now(), "asked_for": list(order), "notebooks": entries}
+    runs.write_atomic(out / RESULT, orjson.dumps(told, option=orjson.OPT_INDENT_2))
+    runs.write_atomic(out / GUIDE, page("Where to look", "".join(
+        f'<div class="wide">{table.html()}</div>' for table in guide.tables())).encode())
+    runs.write_atomic(out / PAGE, render(entries, _reports(out)).encode())
 
 
-def render(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The page for entries as playbook.json holds them."""
+def refresh(out: Path) -> None:
+    """Render the page anew, with the reports that were written meanwhile; nothing where no playbook was played."""
+    told = _json(out / RESULT)
+    if told is not None:
+        runs.write_atomic(out / PAGE, render(_entries(out, told["asked_for"]), _reports(out)).encode())
+
+
+def render(entries: Sequence[Mapping[str, Any]], reports: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The page for entries as playbook.json holds them; `reports` have a link, a title, a verdict and a time."""
     latest = max(entries, key=lambda entry: entry.get("time", ""))
     done = sum(entry["state"] == "done" for entry in entries)
     rows = "".join(_row(entry) for entry in entries)
-    return (f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Playbook results</title>'
-            f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}</style></head><body>'
-            f"<h1>Playbook results</h1><p class=soft>{done} of {len(entries)} notebooks done, "
-            f"last played {escape(latest.get('time', 'never'))}.</p>"
-            "<table><caption>Notebooks</caption><thead><tr><th scope=col>notebook</th><th scope=col>state</th>"
-            f"<th scope=col>what it found</th></tr></thead><tbody>{rows}</tbody></table>"
-            f"<h2>Where it ran</h2>{_facts(latest)}</body></html>")
+    return page("Playbook results", (
+        f"<p class=soft>{done} of {len(entries)} notebooks done, last played {escape(latest.get('time', 'never'))}. "
+        f'<a href="{GUIDE}">Which lesson for which symptom, and the words.</a></p>'
+        "<table><caption>Notebooks</caption><thead><tr><th scope=col>notebook</th><th scope=col>state</th>"
+        f"<th scope=col>what it found</th></tr></thead><tbody>{rows}</tbody></table>{_listed(reports)}"
+        f"<h2>Where it ran</h2>{_facts(latest)}"), STYLE)
 
 
 def load_status(folder: Path) -> dict[str, Any]:
@@ -76,10 +86,32 @@ def _plays_elsewhere(status: Mapping[str, Any]) -> bool:
     return player.pid != os.getpid() and player.alive
 
 
+def _entries(out: Path, order: Sequence[str]) -> list[dict[str, Any]]:
+    names = {*order, *(path.parent.name for path in out.glob("*/status.json"))}
+    return [_entry(out / name) for name in sorted(names)]
+
+
 def _entry(folder: Path) -> dict[str, Any]:
     status = load_status(folder) or {"state": "not played", "title": folder.name}
     found = _json(folder / "results.json") or {}
     return {"notebook": folder.name, **status, "results": found.get("results", []), "skipped": found.get("skipped", [])}
+
+
+def _reports(out: Path) -> list[dict[str, Any]]:
+    """The reports among the runs, the newest first, with a link from the page in `out`."""
+    found = [_json(path) | {"link": os.path.relpath(path.with_suffix(".html"), out)}
+             for path in (runs.root() / REPORTS).glob("*.json") if path.with_suffix(".html").exists()]
+    return sorted(found, key=lambda report: report["time"], reverse=True)
+
+
+def _listed(reports: Sequence[Mapping[str, Any]]) -> str:
+    if not reports:
+        return ""
+    rows = "".join(f'<tr><th scope=row><a href="{quote(report["link"])}">{escape(report["title"])}</a></th>'
+                   f"<td>{escape(report['time'][:16].replace('T', ' '))}</td>"
+                   f"<td>{escape(' '.join(report['verdict']))}</td></tr>" for report in reports)
+    return ("<table><caption>Reports on runs</caption><thead><tr><th scope=col>report</th><th scope=col>written</th>"
+            f"<th scope=col>what it says</th></tr></thead><tbody>{rows}</tbody></table>")
 
 
 def _row(entry: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from lfhelpers.notebook import catalogue, lint_code, parameters
 
 CELLS = range(25, 61)
 LINES = 40
+EXERCISES = range(2, 4)
 NOTEBOOK_METADATA = {"kernelspec", "language_info"}
 CELL_METADATA = {"tags", "jupyter", "editable", "slideshow"}
 HIDDEN: tuple[dict[str, bool], ...] = ({}, {"source_hidden": True})
@@ -101,6 +102,34 @@ def opening(notebook: NotebookNode) -> Iterator[Finding]:
         yield Finding(1, "the first cell must ask the lesson's question, a sentence that ends with ?")
 
 
+def promises(notebook: NotebookNode) -> Iterator[Finding]:
+    """The first cell says what a reader will be able to do, how long it takes and what it needs; the time is right.
+
+    Right is within a half of what the lesson's words, code and exercises take: a lesson that grew must say so.
+    """
+    said = catalogue.promises(notebook)
+    for key, words in catalogue.PROMISES.items():
+        if key not in said:
+            yield Finding(1, f"the first cell must say in a list: - **{words}** ...")
+    if takes := said.get("takes"):
+        told, likely = re.search(r"about (\d+) minutes", takes), catalogue.minutes(notebook)
+        if told is None:
+            yield Finding(1, "say how long the lesson takes as: about 30 minutes")
+        elif not likely / 1.5 <= int(told[1]) <= likely * 1.5:
+            yield Finding(1, f"the lesson is said to take {told[1]} minutes; its text, code and exercises take about "
+                             f"{likely:.0f}")
+
+
+def closing(notebook: NotebookNode) -> Iterator[Finding]:
+    """A lesson says what did not help, and ends with what was learned."""
+    headings = [line for _, cell in _cells(notebook) if cell.cell_type == "markdown"
+                for line in cell.source.splitlines() if line.startswith("## ")]
+    if not headings or headings[-1] != "## What we learned":
+        yield Finding(None, "the last section must be: ## What we learned")
+    if not any("not help" in heading for heading in headings):
+        yield Finding(None, "a lesson has a section on what did not help: ## Tried, and did not help")
+
+
 def size(notebook: NotebookNode) -> Iterator[Finding]:
     """25 to 60 cells, none longer than 40 lines, and about as much text as code."""
     code = sum(cell.cell_type == "code" for cell in notebook.cells)
@@ -133,7 +162,9 @@ def parameters_cell(notebook: NotebookNode) -> Iterator[Finding]:
 
 
 def exercises(notebook: NotebookNode) -> Iterator[Finding]:
-    """An exercise is a stub that only sets names to `...`, then a folded solution cell, then a cell with its check."""
+    """Two or three, each a stub that only sets names to `...`, then a folded solution cell, then a cell that checks."""
+    if (count := len(catalogue.tagged(notebook, "exercise"))) not in EXERCISES:
+        yield Finding(None, f"{count} exercises; a lesson has {EXERCISES.start} or {EXERCISES.stop - 1}")
     code = [(number, cell) for number, cell in _cells(notebook) if cell.cell_type == "code"]
     for index, (number, cell) in enumerate(code):
         if "exercise" not in cell.metadata.get("tags", []):
@@ -177,8 +208,8 @@ def code_rules(notebook: NotebookNode) -> Iterator[Finding]:
         [(number, cell.source) for number, cell in _cells(notebook) if cell.cell_type == "code"]))
 
 
-RULES: tuple[Rule, ...] = (valid_format, stripped, kernel, opening, size, tags, parameters_cell, exercises, images,
-                           typed_numbers, code_rules)
+RULES: tuple[Rule, ...] = (valid_format, stripped, kernel, opening, promises, closing, size, tags, parameters_cell,
+                           exercises, images, typed_numbers, code_rules)
 
 
 def _cells(notebook: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:

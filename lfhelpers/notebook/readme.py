@@ -1,4 +1,4 @@
-"""The figures of README.md, rendered from the recorded runs, so that no number in it is typed.
+"""The figures of README.md, rendered from the recorded runs, so that no number in it is typed; and the guide.
 
 `lfhelpers readme` writes them between two marks and draws the picture; a test fails when either is out of date.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from lfhelpers import runs
 from lfhelpers.errors import LfError
+from lfhelpers.notebook import catalogue, guide
 from lfhelpers.notebook.charts import Chart, step_bars
 from lfhelpers.notebook.figures import svg
 
@@ -17,12 +18,14 @@ RECORDS = "h200x1"
 RECIPES = ("as_found", "competent", "full")
 BEGIN, END = "<!-- rendered: begin -->", "<!-- rendered: end -->"
 PICTURE = Path("runs/reference") / RECORDS / "steps.svg"
+GUIDE = Path("notebooks/GUIDE.md")
 
 
 def update(root: Path | None = None) -> None:
-    """Render the block of README.md and the picture beside the records."""
+    """Render the block of README.md, the picture beside the records, and the guide beside the notebooks."""
     root = root or runs.project()
     (root / PICTURE).write_text(picture())
+    (root / GUIDE).write_text(guide_page())
     readme = root / "README.md"
     readme.write_text(with_block(readme.read_text(), block()))
 
@@ -40,6 +43,11 @@ def picture() -> str:
     """The one picture, as SVG: milliseconds of a step by part, one bar a recipe."""
     drawn = chart()
     return svg(drawn.figure, drawn.alt)
+
+
+def guide_page() -> str:
+    """notebooks/GUIDE.md: from symptom to lesson, and the words."""
+    return guide.markdown({path.stem[:2]: path.name for path in catalogue.select(None, runs.project() / "notebooks")})
 
 
 def chart() -> Chart:

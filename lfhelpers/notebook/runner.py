@@ -2,13 +2,18 @@
 
 It stops at the first notebook that fails, because later lessons build on earlier findings, and plays nothing again that
 is fresh: an outcome holds for the notebook's text, the package's sources, the parameters, the profile and the machine.
+So a call on a schedule goes on where the last one ended, and costs seconds where nothing changed. One playbook a folder
+plays at a time; those with folders of their own may play at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,7 @@ from nbformat import NotebookNode
 
 import lfhelpers
 from lfhelpers import runs
+from lfhelpers.data.locks import Locked
 from lfhelpers.errors import LfError
 from lfhelpers.notebook import catalogue, execution, html, index, parameters, profiles
 from lfhelpers.notebook.progress import Progress
@@ -25,8 +31,16 @@ from lfhelpers.processes import Member
 
 PACKAGE = Path(lfhelpers.__file__).parent
 OK, FAILED, INTERRUPTED = 0, 1, 130
-TIMEOUT = {"smoke": 900.0, "gpu": 7200.0}
-"""Longest time that a cell may take [s], by profile."""
+STATES = {OK: "done", FAILED: "failed", INTERRUPTED: "interrupted"}
+TIMEOUT = {"smoke": 1800.0, "gpu": 7200.0}
+"""Longest time that a notebook may take [s], by profile."""
+LOCK = ".lock"
+
+
+class Busy(LfError):
+    """Another playbook plays into the same folder: nothing is wrong, and the next call may find it free."""
+
+    exit_code = os.EX_TEMPFAIL
 
 
 @dataclass(frozen=True)
@@ -51,26 +65,32 @@ class Job:
 
 def play(names: Sequence[str] | None = None, given: Mapping[str, Any] | Sequence[str] = (),
          profile: str | None = None, *, out: Path | None = None, force: bool = False, folder: Path | None = None,
-         timeout: float | None = None) -> int:
+         timeout: float | None = None, keep_going: bool = False) -> int:
     """Play notebooks (all of `folder`, or those named) and return the exit code: 0 done, 1 failed, 130 interrupted.
 
     `given` are parameters, as 'name=value' or a mapping; `out` defaults to `playbook` among the runs; `timeout` is for
-    a cell [s]. Raises LfError, before anything runs, for an unknown notebook, parameter or profile.
+    a notebook [s]; `keep_going` plays on after one that failed. index.html and playbook.json in `out` are up to date
+    after each notebook. Raises LfError, before anything runs, for an unknown notebook, parameter or profile, and Busy
+    where another playbook plays into `out`.
     """
     paths = catalogue.select(names, folder)
     values = dict(given) if isinstance(given, Mapping) else dict(parameters.split(given))
     chosen = profiles.choose(values.pop("profile", None) if profile is None else profile)
     assigned = parameters.assign(paths, {**values, "profile": chosen.name})
     execution.check_kernel()
+    limit = _limit(chosen, paths, timeout)
     out = (out or runs.root() / "playbook").absolute()
     jobs = [_job(path, out, assigned[path], chosen) for path in paths]
-    print(f"profile {chosen.name}: {chosen.reason}", flush=True)
     try:
-        code = _play_all(jobs, force, timeout or TIMEOUT[chosen.name])
-        print(f"index: {index.write(out, [job.path.stem for job in jobs])}", flush=True)
+        with _alone(out):
+            print(f"profile {chosen.name}: {chosen.reason}", flush=True)
+            code = _play_all(jobs, out, force, limit, keep_going)
+            print(f"index: {out / index.PAGE}", flush=True)
+    except BrokenPipeError as error:
+        raise LfError("the playbook stopped because nothing reads its output any more; send it to a file.") from error
     except OSError as error:
-        raise LfError(f"results can't be kept in {out}: {error.strerror}; "
-                      "make room, or give another place with LFHELPERS_RUNS.") from error
+        raise LfError(f"results can't be kept in {out}: {error.strerror}; make room, or give another place with --out "
+                      "or LFHELPERS_RUNS.") from error
     return code
 
 
@@ -83,32 +103,56 @@ def key(path: Path, values: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
+def _limit(profile: profiles.Profile, paths: Sequence[Path], timeout: float | None) -> float:
+    """Seconds for each notebook. Raises LfError where they are none, and where notebooks would share a folder."""
+    limit = TIMEOUT[profile.name] if timeout is None else timeout
+    if limit <= 0:
+        raise LfError(f"timeout = {limit:g} leaves no time for a notebook; give seconds.")
+    if len({path.stem for path in paths}) < len(paths):
+        raise LfError("two notebooks of one name would share a folder of results; play them one by one, with --out.")
+    return limit
+
+
 def _job(path: Path, out: Path, values: dict[str, Any], profile: profiles.Profile) -> Job:
     if "profile" not in values:
         raise LfError(f"notebook {path.stem} has no parameter 'profile'; declare profile: str = 'auto' in its cell.")
     return Job(path, catalogue.read(path), out / path.stem, values, profile, key(path, values))
 
 
-def _play_all(jobs: Sequence[Job], force: bool, timeout: float) -> int:
-    """One after the other, until one doesn't end well; returns the exit code."""
-    code = OK
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the system frees when its holder dies. Raises Busy where another has it."""
+    out.mkdir(parents=True, exist_ok=True)
+    place = out / LOCK
+    with Locked(place, os.O_RDWR | os.O_CREAT) as lock:
+        if not lock.exclusive():
+            raise Busy(f"{place.read_text().strip() or 'another process'} plays into {out}; wait for its end, or give "
+                       "another folder with --out.")
+        place.write_text(f"process {os.getpid()} on {platform.node()}, since {runs.now()},\n")
+        yield
+
+
+def _play_all(jobs: Sequence[Job], out: Path, force: bool, limit: float, keep_going: bool) -> int:
+    """One after the other, until one doesn't end well; returns the exit code. Each leaves the index up to date."""
+    code, started = OK, time.monotonic()
+    order, player = [job.path.stem for job in jobs], str(Member.of(os.getpid()))
     try:
         with execution.interruptible():
             for job in jobs:
-                code = _play(job, force, timeout)
-                if code != OK:
+                index.write(out, order, {"state": "running", "exit_code": None, "process": player})
+                ended = _play(job, force, limit)
+                code = max(code, ended)
+                if ended == INTERRUPTED or (ended != OK and not keep_going):
                     break
     except KeyboardInterrupt:  # between two notebooks, or while a page was made
         code = INTERRUPTED
+    index.write(out, order, {"state": STATES[code], "exit_code": code, "seconds": round(time.monotonic() - started, 1)})
     return code
 
 
-def _play(job: Job, force: bool, timeout: float) -> int:
-    """One notebook, unless it is fresh; returns the exit code so far."""
+def _play(job: Job, force: bool, limit: float) -> int:
+    """One notebook, unless it is fresh; returns its exit code."""
     before, name = index.load_status(job.folder), job.path.stem
-    if before.get("state") == "running":
-        player = Member.parse(before["process"]).pid
-        raise LfError(f"process {player} is playing notebook {name} into {job.folder}; wait for its end.")
     if not force and _fresh(before, job):
         print(f"{name}  fresh, not played again", flush=True)
         return OK
@@ -118,7 +162,7 @@ def _play(job: Job, force: bool, timeout: float) -> int:
     (job.folder / execution.RESULTS).unlink(missing_ok=True)
     job.write_status("running")
     progress = Progress(name, code_cells + 1, _seconds(before, job))  # one more: papermill's cell of given parameters
-    outcome = execution.execute(job.path, job.source, job.folder, job.values, timeout, progress)
+    outcome = execution.execute(job.path, job.source, job.folder, job.values, limit, progress)
     files = {"notebook": job.path.name}
     if (job.folder / execution.LOG).stat().st_size:
         files["kernel's log"] = execution.LOG

@@ -23,9 +23,15 @@ def notebook(*cells):
     return new_notebook(metadata=metadata, cells=placed)
 
 
+PROMISES = """- **You will be able to** say where
+  the time goes.
+- **It takes** about 12 minutes.
+- **It needs** two cores."""
+
+
 def lesson(*sources, expect="speed"):
     """A notebook that promises the result `expect`; its own code cells begin with cell 4."""
-    head = [text("# A lesson\n\n**Question.** Where does the time go?"), code(PARAMETERS, "parameters"),
+    head = [text(f"# A lesson\n\n**Question.** Where does the time go?\n\n{PROMISES}"), code(PARAMETERS, "parameters"),
             code(f'from lfhelpers.notebook import expect, record, skip\n\nexpect("{expect}")')]
     return notebook(*head, *(source if hasattr(source, "cell_type") else code(source) for source in sources))
 

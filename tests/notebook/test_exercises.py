@@ -3,7 +3,7 @@
 import pytest
 
 from lfhelpers.errors import LfError
-from lfhelpers.notebook import exercises, results
+from lfhelpers.notebook import answers, exercises, results
 from lfhelpers.notebook.exercises import check, solution
 from tests.notebook.lessons import code, notebook
 
@@ -32,7 +32,8 @@ def test_a_check_that_proves_nothing_stops_the_notebook(headless, passes, senten
         check("1", solution(..., 3), passes, hint="count them")
 
 
-def test_in_jupyterlab_the_solution_stays_away_and_a_readers_answer_is_kept(capsys):
+def test_in_jupyterlab_the_solution_stays_away_and_a_readers_answer_is_kept(capsys, runs_root, monkeypatch):
+    monkeypatch.setenv(answers.SESSION, "00_start_here.ipynb")
     assert solution(..., 3) is ...
     assert solution(5, 3) == 5
     check("1", ..., lambda answer: answer == 3, hint="count them")
@@ -59,3 +60,27 @@ def test_a_readers_answer_is_kept_in_the_runner_too(headless):
 ])
 def test_the_runner_counts_proofs_against_exercise_cells(proofs, complaints):
     assert exercises.unproven(notebook(code("answer = ...", "exercise")), {"exercises": proofs}) == complaints
+
+
+@pytest.mark.parametrize(("answer", "said"), [
+    ({"samples": 128, "days": 7.0}, "not yet (wrong: days is not 7)"),
+    ({"samples": 128}, "not yet (KeyError: 'days')"),
+    ({"samples": 128, "days": 6.1}, "passed"),
+    (lambda a, b: a + b, "passed"),
+    (lambda a, b: a * b, "not yet (wrong: 1, 2 gives 2)"),
+    (lambda a: a, "not yet (TypeError"),
+])
+def test_a_hint_names_the_quantity_that_is_wrong(answer, said, capsys, runs_root):
+    right = {(1, 2): 3, (2, 2): 4} if callable(answer) else {"samples": 128, "days": 6.08}
+    check("1", answer, right, hint="count them", near=0.02)
+    assert f"Exercise 1: {said}" in capsys.readouterr().out
+
+
+def test_a_check_of_ones_own_may_name_it_too(capsys, runs_root):
+    check("1", "mine", lambda answer: "batch.micro", hint="count them")
+    assert "Exercise 1: not yet (wrong: batch.micro). Hint: count them" in capsys.readouterr().out
+
+
+def test_the_stub_does_not_pass_a_check_by_values(headless):
+    check("1", solution(..., {"days": 6.08}), {"days": 6.08}, hint="count them")
+    assert headless.exercises == {"1": {"stub": False, "solution": True}}

@@ -17,10 +17,11 @@ def messages(rule, made):
 
 def good_lesson():
     """A lesson of 25 cells that breaks no rule."""
-    texts = [text(f"Step {number} says why.") for number in range(14)]
+    texts = [text(f"Step {number} says why.") for number in range(12)]
     work = code("from lfhelpers.notebook import check, say, solution\n\nrecord('speed', 2.0 * steps, 'samples/s')")
     said = code('say("It runs at {speed}, at 100 % load.")')
-    return lesson(*texts, work, said, STUB, SOLUTION, CHECK, *texts[:3])
+    end = [text("## Tried, and did not help\n\nGuessing."), text("## What we learned\n\nTo look.")]
+    return lesson(*texts, work, said, STUB, SOLUTION, CHECK, STUB, SOLUTION, CHECK, *end)
 
 
 def test_a_good_lesson_has_no_findings(tmp_path, capsys):
@@ -36,9 +37,10 @@ def test_a_bad_one_is_reported_by_file_and_cell(tmp_path, capsys):
 
 
 def test_warnings_are_printed_and_pass(tmp_path, capsys):
-    made = lesson(*[code(f"x{number} = {number}") for number in range(23)])
+    made = good_lesson()
+    made.cells[3:15] = [code(f"x{number} = {number}") for number in range(12)]
     assert lint.check([save(tmp_path, "00_terse", made)]) == 0
-    assert capsys.readouterr().out == "00_terse.ipynb: warning: 25 code cells and only 1 of text\n"
+    assert capsys.readouterr().out == "00_terse.ipynb: warning: 22 code cells and only 3 of text\n"
 
 
 def test_a_file_that_is_no_notebook_is_a_sentence(tmp_path):
@@ -85,6 +87,31 @@ def test_the_kernel_is_python3():
 def test_the_first_cell_has_a_title_and_a_question(first, found):
     for message, part in zip(messages(lint.opening, notebook(text(first))), found, strict=True):
         assert part in message
+
+
+@pytest.mark.parametrize(("old", "new", "found"), [
+    ("about 12 minutes", "about 12 minutes", []),
+    ("It takes", "It lasts", ["the first cell must say in a list: - **It takes** ..."]),
+    ("- **It needs** two cores.", "", ["the first cell must say in a list: - **It needs** ..."]),
+    ("about 12 minutes", "a while", ["say how long the lesson takes as: about 30 minutes"]),
+    ("about 12 minutes", "about 90 minutes", ["said to take 90 minutes; its text, code and exercises take about 11"]),
+    ("about 12 minutes", "about 5 minutes", ["is said to take 5 minutes"]),
+])
+def test_the_first_cell_says_what_one_learns_how_long_it_takes_and_what_it_needs(old, new, found):
+    made = good_lesson()
+    made.cells[0].source = made.cells[0].source.replace(old, new)
+    for message, part in zip(messages(lint.promises, made), found, strict=True):
+        assert part in message
+
+
+@pytest.mark.parametrize(("cell", "found"), [
+    (-1, ["the last section must be: ## What we learned"]), (-2, ["a lesson has a section on what did not help"]),
+])
+def test_a_lesson_says_what_did_not_help_and_ends_with_what_was_learned(cell, found):
+    made = good_lesson()
+    assert messages(lint.closing, made) == []
+    made.cells[cell].source = "## More"
+    assert [part in message for message, part in zip(messages(lint.closing, made), found, strict=True)] == [True]
 
 
 def test_size_is_bounded():
@@ -136,8 +163,13 @@ def test_the_parameters_cell_is_the_first_code_cell_and_has_a_profile():
     ([code("answer = 3", "exercise"), SOLUTION, CHECK], ["only sets its answer"]),
 ])
 def test_an_exercise_is_a_stub_a_folded_solution_and_a_check(cells, found):
-    for message, part in zip(messages(lint.exercises, notebook(*cells)), found, strict=True):
+    for message, part in zip(messages(lint.exercises, notebook(STUB, SOLUTION, CHECK, *cells)), found, strict=True):
         assert part in message
+
+
+def test_a_lesson_has_two_or_three_exercises():
+    assert messages(lint.exercises, notebook(STUB, SOLUTION, CHECK)) == ["1 exercises; a lesson has 2 or 3"]
+    assert messages(lint.exercises, notebook(*[STUB, SOLUTION, CHECK] * 4)) == ["4 exercises; a lesson has 2 or 3"]
 
 
 @pytest.mark.parametrize(("source", "found"), [
@@ -174,9 +206,10 @@ def test_notebooks_are_chosen_by_number_name_and_path(tmp_path):
         catalogue.select(None, tmp_path / "empty")
 
 
-def test_the_overview_lets_lessons_speak_for_themselves_and_names_those_to_come(tmp_path, monkeypatch):
+def test_the_overview_lets_lessons_speak_for_themselves_and_names_those_to_come(tmp_path, runs_root, monkeypatch):
     monkeypatch.setattr(catalogue, "PLANNED", {"01_diagnosis": "An old question?", "02_data": "How is data fed?"})
-    save(tmp_path, "01_diagnosis", lesson())
+    save(tmp_path, "01_diagnosis", good_lesson())
     assert catalogue.overview(tmp_path) == [
-        {"notebook": "01_diagnosis", "question": "Where does the time go?", "state": "here"},
-        {"notebook": "02_data", "question": "How is data fed?", "state": "to come"}]
+        {"notebook": "01_diagnosis", "question": "Where does the time go?", "takes": "about 12 minutes",
+         "needs": "two cores", "exercises solved": "0 of 2"},
+        {"notebook": "02_data", "question": "How is data fed?", "takes": "to come"}]

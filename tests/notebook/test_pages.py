@@ -94,7 +94,8 @@ def test_the_index_has_a_row_a_notebook_and_links_to_what_there_is(tmp_path):
     results = {"results": [{"name": "step_ms", "value": 12.3456, "unit": "ms", "note": "median"}],
                "skipped": [{"name": "gpu_memory", "reason": "no GPU here"}]}
     (tmp_path / "00_a" / "results.json").write_text(json.dumps(results))
-    page = index.write(tmp_path, ["02_c"]).read_text()
+    index.write(tmp_path, ["02_c"], {"state": "failed"})
+    page = (tmp_path / "index.html").read_text()
     for part in ("1 of 3 notebooks done", "Lesson &lt;00_a&gt;", "12.3 s", "step ms: <b>12.3</b> ms", "median",
                  "gpu memory: skipped, no GPU here", "cell 7: ValueError: x &lt; 1", "line 1\nline 2", "· not played",
                  '<a href="00_a/a%20b.html">page</a>', "smoke: no GPU", "<dt>torch</dt><dd>2.11</dd>"):

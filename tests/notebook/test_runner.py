@@ -24,6 +24,17 @@ GOOD = [
 ]
 
 
+PLAY = """from pathlib import Path
+from lfhelpers.notebook.runner import play
+raise SystemExit(play(folder=Path({folder!r}), out=Path({out!r}), profile="smoke"))"""
+
+
+def playing(folder, out):
+    """Another process that plays all of `folder` into `out`."""
+    return subprocess.Popen([sys.executable, "-c", PLAY.format(folder=str(folder), out=str(out))], text=True,
+                            stdout=subprocess.PIPE)
+
+
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "out"
@@ -62,7 +73,9 @@ def test_a_notebook_is_played_shown_offline_and_played_again_only_when_something
         assert "It runs at 20 samples/s." in page
         assert "solution(answer" not in page
     assert "20</b> samples/s" in (out / "index.html").read_text()
-    assert json.loads((out / "playbook.json").read_text())[0]["results"][0]["value"] == 20.0
+    told = json.loads((out / "playbook.json").read_text())
+    assert (told["state"], told["exit_code"], told["asked_for"]) == ("done", 0, ["00_good"])
+    assert told["notebooks"][0]["results"][0]["value"] == 20.0
 
     assert runner.play(None, {"steps": "8"}, folder=folder, out=out, profile="smoke") == 0
     assert status(out, "00_good") == first
@@ -85,6 +98,21 @@ def test_a_failing_cell_stops_the_playbook_and_leaves_the_copy_with_its_error(fo
     assert [output.evalue for output in outputs if output.output_type == "error"] == ["the loader stalls"]
     page = (out / "index.html").read_text()
     assert "✘ failed" in page and "cell 5: ValueError: the loader stalls" in page and "· not played" in page
+    told = json.loads((out / "playbook.json").read_text())
+    assert (told["state"], told["exit_code"]) == ("failed", 1)
+    assert [entry["state"] for entry in told["notebooks"]] == ["failed", "not played"]
+
+    assert runner.play(None, folder=folder, out=out, profile="smoke", keep_going=True) == 1
+    assert [status(out, name)["state"] for name in ("00_bad", "01_next")] == ["failed", "done"]
+
+
+def test_a_limit_that_leaves_no_time_and_a_name_given_twice_are_refused(folder, out):
+    first, second = save(folder, "00_good", lesson(*GOOD)), save(folder.parent, "00_good", lesson(*GOOD))
+    with pytest.raises(LfError, match="timeout = 0 leaves no time"):
+        runner.play(None, folder=folder, out=out, profile="smoke", timeout=0)
+    with pytest.raises(LfError, match="two notebooks of one name would share a folder"):
+        runner.play([str(first), str(second)], out=out, profile="smoke")
+    assert not out.exists()
 
 
 def test_sigterm_ends_the_cell_and_its_children_and_keeps_the_copy(folder, out):
@@ -94,10 +122,7 @@ child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
 record("speed", child.pid)
 child.wait()"""
     save(folder, "00_long", lesson(job))
-    program = f"""from pathlib import Path
-from lfhelpers.notebook.runner import play
-raise SystemExit(play(folder=Path({str(folder)!r}), out=Path({str(out)!r}), profile="smoke"))"""
-    runner_process = subprocess.Popen([sys.executable, "-c", program])
+    runner_process = playing(folder, out)
     results = out / "00_long" / "results.json"
     while not (results.exists() and json.loads(results.read_text())["results"]):
         assert runner_process.poll() is None
@@ -142,11 +167,23 @@ def test_the_key_changes_with_notebook_parameters_and_package(tmp_path, package)
     assert runner.key(path, {"steps": 2}) == keys[-1]
 
 
-def test_a_notebook_that_another_process_plays_is_left_alone(folder, out):
-    save(folder, "00_good", lesson(*GOOD))
-    (out / "00_good").mkdir(parents=True)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        player = runner.Member.of(other.pid)
-        (out / "00_good" / "status.json").write_text(json.dumps({"state": "running", "process": str(player)}))
-        with pytest.raises(LfError, match=f"process {other.pid} is playing notebook 00_good"):
+def test_playbooks_at_once_keep_apart_and_a_killed_one_is_continued(folder, out, tmp_path):
+    waits = "import time\nfrom pathlib import Path\n\nwhile not Path('go').exists():\n    time.sleep(0.05)"
+    save(folder, "00_good", lesson('record("speed", 1.0)'))
+    save(folder, "01_long", lesson('record("speed", 1.0)', waits))  # a kernel starts in its notebook's folder
+    other = tmp_path / "other"
+    with playing(folder, out) as first, playing(folder, other) as second:
+        while not all((place / "01_long" / "results.json").exists() for place in (out, other)):
+            assert first.poll() is None and second.poll() is None
+            time.sleep(0.05)
+        with pytest.raises(runner.Busy, match=f"process {first.pid} on .* plays into .*; wait for its end, or give an"):
             runner.play(None, folder=folder, out=out, profile="smoke")
+        first.kill()
+        (folder / "go").touch()
+        second.communicate()
+    assert second.returncode == 0 and status(other, "01_long")["state"] == "done"
+    assert status(out, "01_long")["state"] == json.loads((out / "playbook.json").read_text())["state"] == "running"
+    with playing(folder, out) as again:
+        said = again.stdout.read()
+    assert again.returncode == 0 and status(out, "01_long")["state"] == "done"
+    assert "00_good  fresh, not played again" in said and "01_long  playing" in said
