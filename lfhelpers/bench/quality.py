@@ -34,17 +34,19 @@ class Options:
 
     size: str = "tiny"
     seeds: int = 5
-    steps: int = 600
+    steps: int = 400
     micro: int = 32
     samples: int = 4096
     """Demonstrations of the task that the base has not seen."""
+    lr: float | None = 2e-3
+    """Peak learning rate; None: what the workload suggests for its size."""
     every: int = 100
     """Steps between measurements."""
     episodes: int = 200
     words: int = 0
     """Held-out scenes for captions and questions; 0 leaves the text loss out."""
     target_success: float = 0.7
-    target_mse: float = 0.03
+    target_mse: float = 0.012
     margin_success: float = 0.05
     margin_mse: float = 0.10
     margin_words: float = 0.03
@@ -69,9 +71,10 @@ class Options:
 
 PRESETS: dict[str, Options] = {
     "tiny": Options(),
-    "small": Options("small", steps=400, micro=32, samples=8192, every=50, words=200),
+    "small": Options("small", samples=8192, lr=None, every=80, words=200),
 }
-"""By size; what a caller gives replaces it."""
+"""By size; what a caller gives replaces it. That a base learns its new task so was seen at size `tiny` on a CPU:
+success 0 before, 0.59 after 6,400 samples and 0.84 after 25,600. `small` has not been seen yet."""
 
 
 def preset(size: str, **given: Any) -> Options:
@@ -151,13 +154,17 @@ def curve(found: Run) -> list[dict[str, float]]:
 
 
 def _recipes(options: Options) -> dict[str, Recipe]:
-    """Both arms' recipes: as found, and with every lever that this machine can pull; all else is the same."""
+    """Both arms' recipes: as found, and with every lever that this machine can pull; all else is the same.
+
+    Pictures stay as they are: what is frozen learnt to see them so, and a crop would move what is to be grasped.
+    """
     base = load(options.size)
     folder = made(base, options.size)
     shared = {"workload.size": options.size, "workload.base": str(folder), "steps": options.steps,
               "data.path": str(demonstrations(base.finetune, options.samples)), "batch.micro": options.micro,
+              "data.augment": False, "optimizer.lr": options.lr, "optimizer.betas": base.betas,
               "log.probe": False, "evaluate.task": base.finetune, "evaluate.samples": options.episodes,
               "evaluate.episodes": options.episodes, "evaluate.every": options.every,
               **({"workload.text_loss": 0.1, "evaluate.words": options.words} if options.words else {})}
-    found = recipe("as_found", *options.overrides, **shared)
+    found = recipe("as_found", **shared).with_(*options.overrides)
     return {"as_found": found, "full": stack(found, machine(1)).with_(name="full")}

@@ -148,6 +148,7 @@ def quality(
     steps: Annotated[int | None, typer.Option(min=1, help="Of each run.")] = None,
     micro: Annotated[int | None, typer.Option(min=1, help="Samples a step.")] = None,
     samples: Annotated[int | None, typer.Option(min=64, help="Demonstrations to fine-tune on.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="Peak learning rate.")] = None,
     every: Annotated[int | None, typer.Option(min=1, help="Steps between measurements.")] = None,
     episodes: Annotated[int | None, typer.Option(min=1, help="Held-out episodes of a measurement.")] = None,
     words: Annotated[int | None, typer.Option(min=0, help="Held-out scenes for captions and questions.")] = None,
@@ -167,8 +168,8 @@ def quality(
     from lfhelpers.bench.quality import preset, run
     from lfhelpers.bench.quality_record import record
 
-    given = {"seeds": seeds, "steps": steps, "micro": micro, "samples": samples, "every": every, "episodes": episodes,
-             "words": words, "target_success": target_success, "target_mse": target_mse,
+    given = {"seeds": seeds, "steps": steps, "micro": micro, "samples": samples, "lr": lr, "every": every,
+             "episodes": episodes, "words": words, "target_success": target_success, "target_mse": target_mse,
              "margin_success": margin_success, "margin_mse": margin_mse, "margin_words": margin_words,
              "minutes": minutes, "overrides": tuple(overrides) if overrides else None}
     keep = keeping(out)

@@ -18,7 +18,7 @@ from lfhelpers.notebook.before_after import quality_table
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run
 
-OPTIONS = Options(seeds=5, steps=400, every=100)
+OPTIONS = Options(seeds=5, steps=400, every=100, target_mse=0.03)
 SECONDS = {"as_found": 100.0, "full": 20.0}
 
 
@@ -53,7 +53,7 @@ def written(job: Recipe, worse: float) -> Run:
         share = step / job.steps
         success = 0.3 + 0.6 * share + (shift + own[0] - worse * (job.name == "full")) * share
         curve.append({"step": step, "samples": step * 32, "seconds": SECONDS[job.name] * share, "success": success,
-                      "action_mse": 0.1 * 0.1**share * (1 + own[1]), "success_blind": 0.03, "success_expert": 1.0,
+                      "action_mse": 0.05 * 0.1**share * (1 + own[1]), "success_blind": 0.03, "success_expert": 1.0,
                       "action_mse_blind": 0.06})
     run = runs.create(job)
     run.write("summary.json", {"samples_per_s": 1e3 / SECONDS[job.name],
@@ -107,7 +107,7 @@ def test_stopped_it_goes_on_with_the_runs_that_are_done_and_never_with_other_mar
     with pytest.raises(KeyboardInterrupt):
         quality.run(OPTIONS, stopped)
     assert quality.run(OPTIONS).pairs == [0, 1, 2, 3, 4] and len(started) == 10
-    quality.run(preset("tiny", seeds=5, steps=400, every=100, margin_success=0.2, minutes=60.0))
+    quality.run(preset("tiny", seeds=5, margin_success=0.2, minutes=60.0))
     assert len(started) == 20
     assert "Margins, fixed before the runs: success ±5 points, action_mse ±10 % of it. Power" in capsys.readouterr().out
 
@@ -116,7 +116,7 @@ def test_out_of_minutes_it_ends_between_two_runs_and_says_so(made: Callable[...,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     started, clock = made(), iter(range(0, 10_000, 50))
     monkeypatch.setattr(quality, "monotonic", lambda: float(next(clock)))
-    proof = quality.run(preset("tiny", seeds=5, steps=400, every=100, minutes=6.0))
+    proof = quality.run(preset("tiny", target_mse=0.03, minutes=6.0))
     assert len(started) == 3 and proof.pairs == [0]
     assert proof.ended == "full #1 would have passed the 6 minutes; call it again to go on"
     assert "success_full" in record(proof).checks and not record(proof).settings["tests"]
@@ -139,7 +139,7 @@ def test_a_target_is_met_between_measurements_where_the_later_figure_meets_it() 
               {"seconds": 20.0, "success": 0.8, "action_mse": 0.02}]
     assert reached(points, OPTIONS) == pytest.approx(15)
     assert reached(points[:2], OPTIONS) is None
-    assert reached(points[1:], Options(target_success=0.5)) == 10.0
+    assert reached(points[1:], Options(target_success=0.5, target_mse=0.03)) == 10.0
     assert reached(points, Options(target_success=0.3, target_mse=0.06)) == pytest.approx(5)
 
 
@@ -169,5 +169,5 @@ def test_options_that_prove_nothing_are_refused() -> None:
 
 def test_its_name_for_jobs_holds_all_but_the_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LFHELPERS_RUNS", str(tmp_path))
-    files = {Jobs.of("quality", options).file for options in (OPTIONS, preset("tiny", steps=400, minutes=9.0))}
+    files = {Jobs.of("quality", options).file for options in (OPTIONS, preset("tiny", target_mse=0.03, minutes=9.0))}
     assert len(files) == 1
