@@ -46,7 +46,7 @@ def judged(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], option
         if name == "action_mse":
             pair, margin = [[math.log(value) for value in arm] for arm in pair], math.log1p(margin)
         if len(pair[0]) >= LEAST:
-            found[name] = tost(*pair, margin)
+            found[name] = tost(pair[0], pair[1], margin)
     return found
 
 
@@ -100,8 +100,8 @@ def _ratio(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], option
         return []
     mean = float(logs.mean())
     half = float(stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs))) if len(logs) > 1 else 0.0
-    return [Row("time to the target, as_found over full", *(math.exp(value) for value in (mean, mean - half,
-                mean + half)), "x", len(logs))]
+    return [Row("time to the target, as_found over full", math.exp(mean), math.exp(mean - half), math.exp(mean + half),
+                "x", len(logs))]
 
 
 def _checks(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], tests: Mapping[str, Equivalence],

@@ -57,15 +57,17 @@ class Results:
 
 def results(measured: Measured, quality: Record | None = None) -> Results:
     """What was measured beside what was claimed: the article's table, LoongForge's stages, the proof of quality."""
-    tables = [Table.of(f"{TITLE}: measured on {measured}; claimed by {article.ARTICLE}",
-                       before_after.lines(measured, quality))]
-    if measured.rungs:
-        tables.append(Table.of(f"Published stages beside our rungs, each against its own baseline; "
-                               f"{article.STAGES_ON}", before_after.published(measured)))
+    tables = [Table.of("Measured here, claimed there", before_after.lines(measured, quality))]
+    heading = f"Measured: {measured}."
+    if measured.spread:
+        heading += f" A recipe differs from itself by up to {measured.spread:.1%}."
+    heading += f" Claimed by {article.ARTICLE}."
+    if measured.rungs:  # captions don't wrap, so what the figures hold for stands above
+        tables.append(Table.of("Published stages beside our rungs", before_after.published(measured)))
+        heading += f" Stages are each against their own baseline; {article.STAGES_ON}."
     if quality is not None and quality.settings["tests"]:
         tables.append(quality_table(quality))
-    heading = "" if not measured.spread else f" A recipe differs from itself by up to {measured.spread:.1%}."
-    return Results(f"Measured: {measured}.{heading}", tuple(tables), tuple(before_after.sentences(measured)))
+    return Results(heading, tuple(tables), tuple(before_after.sentences(measured)))
 
 
 def quality_table(quality: Record) -> Table:
