@@ -32,8 +32,10 @@ def record(proof: Proof) -> Record:
         "floors": {name: curves[ARMS[0]][0][-1][name] for name in FLOORS if proof.pairs},
         "runs": {arm: {str(seed): run.id for seed, run in found.items()} for arm, found in proof.runs.items()},
         "loader": {arm: found[0].recipe.data.loader for arm, found in proof.runs.items() if 0 in found},
-        "ended": proof.ended, "failed": proof.failed}
+        "ended": proof.ended}
     rows = [row for arm in ARMS for row in _rows(arm, curves[arm], options)]
+    missed = {row.name: "not every run reached it" for row in rows if not row.n}
+    settings["failed"] = proof.failed | missed
     return Record("quality", settings, [*rows, *_ratio(curves, options)], _checks(curves, tests, options),
                   _spread(proof))
 

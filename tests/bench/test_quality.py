@@ -147,6 +147,7 @@ def test_no_ratio_where_a_run_misses_the_target(made: Callable[..., list[str]]) 
     made(worse=0.3)
     found = record(quality.run(OPTIONS))
     assert "time_to_quality_ratio" not in found.checks and found.row("full to the target", "s").n == 0
+    assert found.settings["failed"] == {"full to the target": "not every run reached it"}
 
 
 def test_margins_are_absolute_for_shares_and_relative_for_the_error() -> None:
