@@ -64,7 +64,8 @@ def run(options: Options, keep: Callable[[Record], object] = lambda record: None
         "curves": {"base": [], "finetune": []}, "spread": {}, "failed": {}}
     record = Record("base", settings, [], {}, 0.0)
     if "make" in options.parts:
-        record = _with_base(record, _made(options, base))
+        again = ("--again",) if options.again else ()
+        record = _with_base(record, pretrained.card(made(base, options.name, *again, *_sets(options))))
         keep(record)
     if "finetune" in options.parts:
         job = _job(options, base)
@@ -74,14 +75,19 @@ def run(options: Options, keep: Callable[[Record], object] = lambda record: None
     return record
 
 
-def _made(options: Options, base: BaseRecipe) -> dict[str, Any]:
-    """The card of the base, made by the command: in a process of its own, whose progress is seen here."""
-    command = [sys.executable, "-m", "lfhelpers", "base", "make", options.name, *(["--again"] if options.again else []),
-               *(word for change in options.base_overrides for word in ("--set", change))]
-    code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
-    if code not in (0, 1):  # 1: made, and short of its targets, which the record tells too
-        raise LfError(f"the base {options.name} was not made; the reason stands above.")
-    return pretrained.card(base.folder)
+def made(base: BaseRecipe, *words: str) -> Path:
+    """The folder of the base, made by `lfhelpers base make WORDS`: in a process whose progress is seen here.
+
+    Short of its targets it is a base all the same. Raises LfError where it was not made.
+    """
+    code = subprocess.run([sys.executable, "-m", "lfhelpers", "base", "make", *words], stdin=subprocess.DEVNULL)
+    if code.returncode not in (0, 1):
+        raise LfError(f"the base {base.name} was not made; the reason stands above.")
+    return base.folder
+
+
+def _sets(options: Options) -> list[str]:
+    return [word for change in options.base_overrides for word in ("--set", change)]
 
 
 def _with_base(record: Record, about: dict[str, Any]) -> Record:
@@ -99,7 +105,7 @@ def _with_base(record: Record, about: dict[str, Any]) -> Record:
 
 def _job(options: Options, base: BaseRecipe) -> Recipe:
     """`competent` from the base, on demonstrations of the new task, which are rendered where they aren't there yet."""
-    data = _demonstrations(base.finetune, options.samples)
+    data = demonstrations(base.finetune, options.samples)
     job = recipe("competent", **{
         "workload.size": base.size, "workload.base": str(base.folder), "data.path": str(data), "steps": options.steps,
         "batch.micro": options.micro, "log.probe": False, "evaluate.task": base.finetune, "evaluate.samples": 100,
@@ -107,7 +113,8 @@ def _job(options: Options, base: BaseRecipe) -> Recipe:
     return job.with_(*options.overrides)
 
 
-def _demonstrations(task: str, samples: int) -> Path:
+def demonstrations(task: str, samples: int) -> Path:
+    """A folder of shards with a task's demonstrations, which are rendered where they aren't there yet."""
     folder = root() / "data" / f"tabletop-{task}-{samples}"
     if not (folder / "manifest.json").exists():
         print(f"rendering {samples} demonstrations of the task '{task}' into {folder}, once", flush=True)

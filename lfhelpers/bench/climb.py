@@ -17,12 +17,15 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from lfhelpers.bench.jobs import Jobs
+from lfhelpers.diagnose import predictions, tiers
+from lfhelpers.diagnose.ceilings import Ceiling, Ceilings
+from lfhelpers.diagnose.predictions import Score
 from lfhelpers.errors import LfError, nearest
 from lfhelpers.levers.table import COMPETENT, LEVERS, Lever, Machine
 from lfhelpers.measure import hardware
 from lfhelpers.quality import levers as gates
 from lfhelpers.quality.levers import Verdict
-from lfhelpers.recipe import Recipe, recipe
+from lfhelpers.recipe import PROFILED, Recipe, recipe
 from lfhelpers.runs import Run
 
 START, AFTERNOON, TOP = "as found", "competent", "full"
@@ -43,6 +46,8 @@ class Options:
     anchors: int = 3
     without: bool = True
     """Also leave each lever out of the full stack."""
+    predict: bool = True
+    """Trace each rung, and tell from that what the next one can win."""
     levers: tuple[str, ...] = ()
     """Names of the levers to climb; all if none."""
     overrides: tuple[str, ...] = ()
@@ -67,6 +72,10 @@ class Rung:
     obstacle: str | None = None
     verdict: Verdict | None = None
     runs: list[Run] = field(default_factory=list)
+    over: float | None = None
+    """How many times the rate of the rung on which the lever was pulled."""
+    score: Score | None = None
+    """What the trace of that rung had promised, against `over`; None where it knows no ceiling for the lever."""
 
 
 def machine(nproc: int) -> Machine:
@@ -84,6 +93,7 @@ class Ladder:
         self.rungs: list[Rung] = []
         self._keep = keep
         self._errors: dict[str, float] = {}
+        self._ceilings: dict[str, Ceilings | None] = {}
         found = recipe("as_found", f"workload.size={options.size}", f"batch.micro={options.micro}", *options.overrides)
         self.start = self._long(found)
 
@@ -113,6 +123,7 @@ class Ladder:
             rung.job = self._long(lever.pull(job))
             self._run(rung, bar)
             if rung.runs:
+                self._hold(lever, rung)
                 rung.verdict = self._judged(lever, job, rung, rest)
                 if not rung.verdict.passed:
                     rung.obstacle = f"refused, since its gate ({lever.equivalence}) is not passed: {rung.verdict.found}"
@@ -121,6 +132,23 @@ class Ladder:
         self.rungs.append(rung)
         self._keep(self)
         return job if rung.obstacle else rung.job
+
+    def _hold(self, lever: Lever, rung: Rung) -> None:
+        """The rung against the one that it stands on, and against what that one's trace had promised."""
+        rung.over = rung.runs[0].summary["samples_per_s"] / self._accepted.summary["samples_per_s"]
+        found = self.ceilings(self._accepted)
+        promised: list[Ceiling] = [one for one in found or () if lever.name in one.levers]
+        if promised:
+            rung.score = predictions.scored(lever.name, promised[0].realistic, promised[0].ideal, rung.over)
+
+    def ceilings(self, run: Run) -> Ceilings | None:
+        """What the trace of a run promises, the highest first; None where it has none, or one that says too little."""
+        if run.id not in self._ceilings:
+            try:
+                self._ceilings[run.id] = tiers.of_run(run)
+            except LfError:
+                self._ceilings[run.id] = None
+        return self._ceilings[run.id]
 
     def _leave_out(self, top: Recipe, anchors: list[Rung], bar: Any) -> None:
         """Each lever out of the full stack, the anchors again between them and at the end."""
@@ -194,13 +222,15 @@ class Ladder:
         return any(name.partition(".")[0] in ARITHMETIC for name in lever.fields)
 
     def _long(self, job: Recipe) -> Recipe:
-        """With enough steps for the timed ones, the untimed before them, and the profiled one at the end."""
-        return job.with_(steps=job.untimed(self.where.device) + self.options.steps + 1)
+        """With enough steps for the timed ones, the untimed before them, and the profiled ones at the end."""
+        traced = PROFILED if self.options.predict else 0
+        return job.with_(steps=job.untimed(self.where.device) + self.options.steps + 1 + traced,
+                         **{"log.profile": self.options.predict})
 
 
 def fixed(without: Recipe, with_lever: Recipe, device: str) -> list[Recipe]:
     """Both jobs for the gate `exact`: a few steps, as many of each, and kernels in a fixed order."""
-    short = [job.with_(**{"precision.deterministic": True, "log.probe": False, "log.skip": 0,
+    short = [job.with_(**{"precision.deterministic": True, "log.probe": False, "log.profile": False, "log.skip": 0,
                           "optimizer.schedule": "constant"}) for job in (without, with_lever)]
     steps = max(job.untimed(device) for job in short) + EXACT_STEPS
     return [job.with_(steps=steps) for job in short]

@@ -30,6 +30,7 @@ FIGURES: dict[str, Figure] = {
     "J a sample": lambda summary: _joules(summary),
 }
 """What is told of each run, by its unit; None where the machine does not tell it."""
+BEFORE = "x the rung before"
 
 
 def record(ladder: Ladder) -> Record:
@@ -51,7 +52,9 @@ def _settings(ladder: Ladder) -> dict[str, Any]:
     return asdict(ladder.options) | {
         "order": [rung.name for rung in ladder.rungs if rung.runs], "gates": gates,
         "mfu": next((run.summary["mfu"]["convention"] for rung in ladder.rungs for run in rung.runs), None),
-        "next_bottleneck": {rung.name: _largest(rung.runs[-1]) for rung in ladder.rungs if rung.runs},
+        "device": next((run.summary["device"] for rung in ladder.rungs for run in rung.runs), None),
+        "predictions": {rung.name: asdict(rung.score) for rung in ladder.rungs if rung.score},
+        "next_bottleneck": {rung.name: _next(ladder, rung.runs[0]) for rung in ladder.rungs if rung.runs},
         "runs": {rung.name: [run.id for run in rung.runs] for rung in ladder.rungs if rung.runs}}
 
 
@@ -64,7 +67,8 @@ def _figures(rung: Rung) -> list[Row]:
 
 
 def _ratios(rung: Rung, rates: Mapping[str, float], spread: float) -> list[Row]:
-    found = []
+    found = [] if rung.over is None else [Row(rung.name, rung.over, rung.over / (1 + spread), rung.over * (1 + spread),
+                                              BEFORE, 1)]
     for base in (START, AFTERNOON, TOP):
         if base in rates and rung.name != base:
             ratio = rates[rung.name] / rates[base]
@@ -104,11 +108,13 @@ def _median(rung: Rung, unit: str) -> float:
     return plain.median(values) if values else math.nan
 
 
-def _largest(run: Run) -> str:
-    """The largest part of the step, which is what the next lever would have to shorten."""
+def _next(ladder: Ladder, run: Run) -> str:
+    """The largest part of the step, which the next lever would have to shorten; and what its trace promises most of."""
     report = StepReport.from_run(run)
     part = max(PARTS, key=lambda name: report.ms[name])
-    return f"{part.replace('_', ' ')}, {report.percent[part]:.0f} % of the step"
+    promised = ladder.ceilings(run)
+    gains = promised.gains(most=1) if promised else ""
+    return f"{part.replace('_', ' ')}, {report.percent[part]:.0f} % of the step" + (f"; {gains}" if gains else "")
 
 
 def _percent(share: float | None) -> float | None:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
 
+from lfhelpers.bench.ladder_record import BEFORE
 from lfhelpers.measure.record import Record
 
-UNITS = {"samples/s": "samples/s", "ms": "ms", "x as found": "x as found", "x competent": "x competent",
-         "% MFU": "MFU %", "% waiting for data": "data wait %", "% exposed communication": "exposed %",
+UNITS = {"samples/s": "samples/s", "ms": "ms", BEFORE: "x before", "x as found": "x as found",
+         "x competent": "x competent", "% MFU": "MFU %", "% waiting for data": "data wait %",
+         "% exposed communication": "exposed %",
          "% of the time with a kernel on the GPU": "GPU %", "GiB at the peak": "peak GiB", "J a sample": "J/sample"}
 """Columns, by the unit of their rows; one that no rung has is left out."""
 
 
+TEXT = ("rung", "gate", "predicted", "next bottleneck", "why not")
+
+
 def lines(record: Record) -> list[dict[str, Any]]:
-    """A dictionary a rung: `rung`, the figures by UNITS' heads, `low` and `high` of x as found, `gate`, `why not`."""
+    """A dictionary a rung: `rung`, the figures by UNITS' heads, `low` and `high` of x as found, `gate`, `why not`.
+
+    `predicted` is what the trace of the rung before had promised of `x before`, as "1.10 to 1.30".
+    """
     found = {(row.name, row.unit): row for row in record.rows}
     heads = {unit: head for unit, head in UNITS.items() if any(each == unit for _, each in found)}
     gates, failed = record.settings["gates"], record.settings["failed"]
+    promised, after = record.settings.get("predictions", {}), record.settings.get("next_bottleneck", {})
     names = list(dict.fromkeys([row.name for row in record.rows] + list(failed)))
     table = []
     for name in names:
@@ -28,6 +38,7 @@ def lines(record: Record) -> list[dict[str, Any]]:
         line |= {"low": ratio.low if ratio else None, "high": ratio.high if ratio else None}
         verdict = gates.get(name.removeprefix("+ ")) if name.startswith("+") else None
         line["gate"] = f"{verdict['gate']}: {'passed' if verdict['passed'] else 'not passed'}" if verdict else ""
+        line |= {"predicted": _range(promised.get(name)), "next bottleneck": after.get(name, "")}
         table.append(line | {"why not": failed.get(name, "")})
     return table
 
@@ -42,10 +53,14 @@ def table(record: Record) -> Table:
                   caption_justify="left")
     heads = [head for head in rows[0] if head not in ("low", "high")]
     for head in heads:
-        drawn.add_column(head, justify="left" if head in ("rung", "gate", "why not") else "right", overflow="fold")
+        drawn.add_column(head, justify="left" if head in TEXT else "right", overflow="fold")
     for row in rows:
         drawn.add_row(*(_cell(head, row) for head in heads))
     return drawn
+
+
+def _range(score: Mapping[str, Any] | None) -> str:
+    return "" if score is None else f"{score['low']:.2f} to {score['high']:.2f}"
 
 
 def _cell(head: str, row: dict[str, Any]) -> str:

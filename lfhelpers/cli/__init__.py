@@ -19,6 +19,7 @@ from lfhelpers.cli.diagnose import diagnose as diagnose_command
 from lfhelpers.cli.ladder import ladder as ladder_command
 from lfhelpers.cli.pitfalls import check as check_command
 from lfhelpers.cli.pitfalls import replay as replay_command
+from lfhelpers.cli.results import results as results_command
 from lfhelpers.cli.tune import tune as tune_command
 from lfhelpers.errors import LfError
 
@@ -35,6 +36,7 @@ app.add_typer(base_app, name="base")
 app.command("diagnose")(diagnose_command)
 app.command("ablate")(ablate_command)
 app.command("ladder")(ladder_command)
+app.command("results")(results_command)
 app.command("tune")(tune_command)
 app.command("check")(check_command)
 app.command("replay")(replay_command)

@@ -164,6 +164,47 @@ def base(
     finish(run(options, keeping(out, onto)), out, onto)
 
 
+@bench_app.command("quality")
+def quality(
+    size: Annotated[str, typer.Argument(help="The base's size: tiny or small.")] = "tiny",
+    seeds: Annotated[int | None, typer.Option(min=3, help="Pairs of runs.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of each run.")] = None,
+    micro: Annotated[int | None, typer.Option(min=1, help="Samples a step.")] = None,
+    samples: Annotated[int | None, typer.Option(min=64, help="Demonstrations to fine-tune on.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="Peak learning rate.")] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="Steps between measurements.")] = None,
+    episodes: Annotated[int | None, typer.Option(min=1, help="Held-out episodes of a measurement.")] = None,
+    words: Annotated[int | None, typer.Option(min=0, help="Held-out scenes for captions and questions.")] = None,
+    target_success: Annotated[float | None, typer.Option(min=0, max=1, help="Share of episodes.")] = None,
+    target_mse: Annotated[float | None, typer.Option(min=0, help="Action MSE, open loop.")] = None,
+    margin_success: Annotated[float | None, typer.Option(min=0, help="Absolute: 0.05 is 5 points.")] = None,
+    margin_mse: Annotated[float | None, typer.Option(min=0, help="A share of it: 0.1 is 10 %.")] = None,
+    margin_words: Annotated[float | None, typer.Option(min=0, help="Absolute, of BLEU-4 and of answers.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="No run begins that would pass this.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, of both recipes.")] = None,
+    out: Out = None,
+) -> None:
+    """Fine-tune from the base to a target as found and with all levers: how much sooner, and is it as good?
+
+    Stopped, killed or out of minutes, the same command goes on with the runs that are done.
+    """
+    from lfhelpers.bench.quality import preset, run
+    from lfhelpers.bench.quality_record import record
+
+    given = {"seeds": seeds, "steps": steps, "micro": micro, "samples": samples, "lr": lr, "every": every,
+             "episodes": episodes, "words": words, "target_success": target_success, "target_mse": target_mse,
+             "margin_success": margin_success, "margin_mse": margin_mse, "margin_words": margin_words,
+             "minutes": minutes, "overrides": tuple(overrides) if overrides else None}
+    keep = keeping(out)
+    proof = run(preset(size, **given), lambda so_far: keep(record(so_far)))
+    found = record(proof)
+    finish(found, out)
+    for name, test in found.settings["tests"].items():
+        print(f"{name}: {test['said']}")
+    if proof.ended:
+        print(f"not done: {proof.ended}.")
+
+
 @bench_app.command("memory")
 def memory(
     only: Annotated[list[str] | None, typer.Option("--part", help="plans, widened or pace; repeatable.")] = None,

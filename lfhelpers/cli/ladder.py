@@ -17,6 +17,7 @@ def ladder(
     steps: Annotated[int, typer.Option(min=5, help="Timed steps of each job.")] = 40,
     anchors: Annotated[int, typer.Option(min=1, help="How often as found, competent and full are run.")] = 3,
     without: Annotated[bool, typer.Option("--without/--only-climb", help="Then leave each lever out.")] = True,
+    predict: Annotated[bool, typer.Option(help="Trace each rung: what is the next one promised, and won?")] = True,
     lever: Annotated[list[str] | None, typer.Option(help="A lever's name; repeatable; else all.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all rungs.")] = None,
     out: Out = None,
@@ -29,8 +30,8 @@ def ladder(
     from lfhelpers.bench.ladder_table import table
     from lfhelpers.measure import record as records
 
-    found = climb(size, micro, nproc, steps=steps, anchors=anchors, without=without, levers=lever or (),
-                  overrides=overrides or (), keep=keeping(out))
+    found = climb(size, micro, nproc, steps=steps, anchors=anchors, without=without, predict=predict,
+                  levers=lever or (), overrides=overrides or (), keep=keeping(out))
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table(found))
     print(f"record: {records.write(found, out) if out else records.save(found)}")

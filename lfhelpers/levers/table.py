@@ -135,3 +135,9 @@ def ladder(start: Recipe | None = None) -> list[tuple[str, Recipe]]:
         rungs.append((f"+ {lever.name}", job))
     return rungs
 
+
+def stack(start: Recipe, machine: Machine) -> Recipe:
+    """`start` with every lever of the ladder that this machine can pull."""
+    for lever in LEVERS:
+        start = start if lever.obstacle(machine) else lever.pull(start)
+    return start

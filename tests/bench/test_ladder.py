@@ -11,6 +11,8 @@ from lfhelpers import runs
 from lfhelpers.bench import climb, jobs, ladder_record, ladder_table
 from lfhelpers.bench.climb import Ladder, Options
 from lfhelpers.bench.jobs import Jobs
+from lfhelpers.diagnose.ceilings import Ceilings
+from lfhelpers.diagnose.timelines import Serial
 from lfhelpers.errors import LfError
 from lfhelpers.levers.table import Machine
 from lfhelpers.notebook.ladder_charts import climb_bars
@@ -175,6 +177,32 @@ def test_table_and_picture_tell_what_was_refused(made: Callable[..., list[str]])
     chart = climb_bars(lines)
     assert chart.alt.startswith("The full stack reaches 1,600 samples/s, 10.80 times as found and 2.00 times compet")
     assert "Without workers do all preprocessing it keeps 33 % of its rate" in chart.alt
+
+
+def test_what_a_rungs_trace_promised_stands_beside_what_the_next_one_won(
+        made: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    made()
+
+    def promised(run: Run) -> Ceilings:
+        """A step of which half is waiting for data, as found; later ones have no evidence."""
+        if run.recipe.data.loader != "as_found":
+            raise LfError("no trace")
+        return Ceilings(Serial(20.0, {"data": 10.0}, {"data": 0.2}), "made up")
+
+    monkeypatch.setattr(climb.tiers, "of_run", promised)
+    ladder = climbed()
+    assert all(rung.job.log.profile for rung in ladder.rungs if rung.runs)
+    record = ladder_record.record(ladder)
+    found = record.settings["predictions"]
+    assert list(found) == ["+ workers do all preprocessing"]
+    score = found["+ workers do all preprocessing"]
+    assert (score["low"], score["high"]) == (pytest.approx(20 / 12), 2.0)
+    assert (score["measured"], score["outside"]) == (pytest.approx(3.0), pytest.approx(2 / 3 - 1))
+    assert record.row("+ fused AdamW", "x the rung before").value == pytest.approx(1.5)
+    line = next(line for line in ladder_table.lines(record) if line["rung"] == "+ workers do all preprocessing")
+    assert (line["predicted"], line["x before"]) == ("1.67 to 2.00", pytest.approx(3.0))
+    assert record.settings["next_bottleneck"]["as found"] == \
+        "forward, 40 % of the step; a loader that is never waited for could give 1.67x to 2.00x"
 
 
 def test_what_a_machine_can_pull(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,27 @@ def test_in_two_steps_the_instruction_names_both_and_the_second_decides(index: i
     assert not any(played(world, replace(world, goal=other)) for other in others)
 
 
+@given(indices)
+def test_across_is_the_same_table_for_an_arm_that_stands_on_its_other_side(index: int) -> None:
+    here, across = tasks.drawn("colour", 0, index), tasks.drawn("across", 0, index)
+    assert replace(across, turned=False) == here
+    first, second = Simulator(here), Simulator(across)
+    assert second.state[:3].tolist() == (first.state[:3] * (-1, -1, 1)).tolist()
+    assert expert(across, second.state)[:, :2] == pytest.approx(-expert(here, first.state)[:, :2])
+    assert expert(across, second.state)[:, 2:].tolist() == expert(here, first.state)[:, 2:].tolist()
+
+
+def test_who_moves_as_before_is_not_right_in_across() -> None:
+    worlds = [tasks.drawn("across", 1, index) for index in range(50)]
+    won = 0
+    for world in worlds:
+        episode = Simulator(world)
+        for _ in range(CHUNKS):
+            episode.run(expert(replace(episode.scene, turned=False), episode.state))
+        won += episode.success
+    assert won <= 2
+
+
 def test_what_was_put_down_beside_the_goal_is_no_success() -> None:
     world = tasks.drawn("two_step", 0, 3)
     assert world.goal is not None

@@ -78,6 +78,8 @@ class Scene:
     """Where the gripper is at the start of an episode."""
     goal: int | None = None
     """The number of the object on which the named one is to be put; None where it is to be picked up."""
+    turned: bool = False
+    """The arm stands across the table: it says and is told x and y with the other sign."""
 
     @property
     def named(self) -> Thing:

@@ -81,6 +81,7 @@ class Simulator:
         and yaw, which stay 0 here. Nothing in it depends on which object is named."""
         g = self.gripper
         place = [2 * (value - low) / (high - low) - 1 for value, (low, high) in zip(g[:3], LIMITS, strict=True)]
+        place[:2] = [value * side(self.scene) for value in place[:2]]
         return np.array([*place, 2 * g.opening - 1, self.held is not None, 0, 0, 0], dtype=np.float32)
 
     def observe(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Floats]:
@@ -98,6 +99,7 @@ class Simulator:
         if self.done:
             return
         moves = [min(1.0, max(-1.0, float(value))) for value in action]
+        moves[:2] = [move * side(self.scene) for move in moves[:2]]
         x, y, z = (min(high, max(low, value + move * stride)) for value, move, stride, (low, high)
                    in zip(self.gripper[:3], moves[:3], STRIDE, LIMITS, strict=True))
         before = self.gripper.opening
@@ -137,22 +139,28 @@ class Simulator:
             self.scene = replace(self.scene, things=tuple(things))
 
 
+def side(scene: Scene) -> float:
+    """The sign of the table's x and y as the arm says and hears them."""
+    return -1.0 if scene.turned else 1.0
+
+
 def expert(scene: Scene, state: Floats) -> Floats:
     """float32 [16, 7] within -1..1: reach over the named object on a minimum-jerk path (Flash and Hogan 1985), come
     down, close, lift. From a place too far away for one chunk it goes as near as it can, high and open; once the object
     is held it lifts, or carries it to the scene's goal in the same way, and opens."""
     low, high = np.array(LIMITS).T
-    place = low + (state[:3].astype(np.float64) + 1) * (high - low) / 2
+    place = low + (state[:3].astype(np.float64) + 1) * (high - low) / 2  # in the arm's own x and y, as all that follows
+    named = side(scene) * np.array([scene.named.x, scene.named.y])
     chunk = np.zeros((STEPS, DIMENSIONS), dtype=np.float32)
     if state[4] > 0.5 and scene.goal is not None:
-        return _put(chunk, np.array([scene.things[scene.goal].x, scene.things[scene.goal].y]), place)
+        return _put(chunk, side(scene) * np.array([scene.things[scene.goal].x, scene.things[scene.goal].y]), place)
     if state[4] > 0.5:
         chunk[:, 2] = _moves(_CARRY_HEIGHT - place[2], STEPS) / STRIDE[2]
         chunk[:, 6] = -1.0
         return chunk.clip(-1, 1)
     arm = slice(0, _REACH_STEPS)
     chunk[:, 6] = 1.0
-    if _reached(chunk, np.array([scene.named.x, scene.named.y]) - place[:2]):
+    if _reached(chunk, named - place[:2]):
         chunk[4:_REACH_STEPS, 2] = _moves(_GRASP_HEIGHT - place[2], _REACH_STEPS - 4) / STRIDE[2]
         chunk[_REACH_STEPS:, 6] = -1.0
         lift = _REACH_STEPS + _CLOSE_STEPS

@@ -2,8 +2,10 @@
 
 `one` asks for sight alone, `colour` for the named one among several, `shape` has others of the same colour and of the
 same shape beside it, so that only both words together say which one is meant, and `two_step` is done when the named
-object was put down on another. A base learns some of them and is fine-tuned on another, so that there is something to
-learn: who goes by colour alone is right in a third of the scenes of `shape`.
+object was put down on another. In `across_pair` and `across` the scenes are those of `pair` and `colour`, and the arm
+stands on the other side of the table: what was right is left, as for a policy that is moved to another robot. A base
+learns some of them and is fine-tuned on another, so that there is something to learn: who goes by colour alone is right
+in a third of the scenes of `shape`, and who moves as before is never right in `across`.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class Task:
     """Two others share the named one's colour, and one its shape."""
     places: bool = False
     """The named object is to be put on another."""
+    turned: bool = False
+    """The arm stands across the table."""
 
     def scene(self, seed: int, index: int) -> Scene:
         """Scene number `index` of `seed`."""
@@ -38,7 +42,7 @@ class Task:
         world = scene(seed, index, count - 1)
         if self.twins:
             return _with_twins(world, draw)
-        return _with_goal(world, draw) if self.places else world
+        return _with_goal(world, draw) if self.places else replace(world, turned=self.turned)
 
 
 TASKS: dict[str, Task] = {task.name: task for task in (
@@ -47,6 +51,8 @@ TASKS: dict[str, Task] = {task.name: task for task in (
     Task("colour", (2, 6)),
     Task("shape", (4, 6), twins=True),
     Task("two_step", (2, 4), places=True),
+    Task("across_pair", (1, 2), turned=True),
+    Task("across", (2, 6), turned=True),
 )}
 
 
