@@ -233,7 +233,7 @@ PANELS = {
     "The playbook": ("doctor", "playbook", "lint"),
     "Train": ("launch", "runs", "watch", "recipe", "data", "base"),
     "Explain": ("report", "diagnose", "ablate", "check", "replay"),
-    "Make it faster, and prove it": ("ladder", "tune", "bench"),
+    "Make it faster, and prove it": ("ladder", "tune", "bench", "results"),
 }
 """How `lfhelpers --help` groups and orders the commands; one that isn't here stands at the end."""
 

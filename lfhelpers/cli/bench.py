@@ -187,6 +187,8 @@ def quality(
     """Fine-tune from the base to a target as found and with all levers: how much sooner, and is it as good?
 
     Stopped, killed or out of minutes, the same command goes on with the runs that are done.
+
+    Example: lfhelpers bench quality small --minutes 8
     """
     from lfhelpers.bench.quality import preset, run
     from lfhelpers.bench.quality_record import record

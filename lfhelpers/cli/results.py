@@ -15,7 +15,10 @@ def results(
     machine: Annotated[str | None, typer.Option(help="Whose committed records: h200x1; else this machine's.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the same as a page.")] = None,
 ) -> None:
-    """What was measured beside what the article claims, with a verdict on each line."""
+    """What was measured beside what the article claims, with a verdict on each line.
+
+    Example: lfhelpers results --machine h200x1 --html results.html
+    """
     from lfhelpers.notebook import before_after
 
     found = before_after.gather(runs or [], ladder, quality, machine)
