@@ -16,9 +16,12 @@ from lfhelpers.cli.data import data_app
 from lfhelpers.cli.diagnose import ablate as ablate_command
 from lfhelpers.cli.diagnose import diagnose as diagnose_command
 from lfhelpers.cli.ladder import ladder as ladder_command
+from lfhelpers.cli.own import explain as explain_command
+from lfhelpers.cli.own import new_workload as new_workload_command
 from lfhelpers.cli.pitfalls import check as check_command
 from lfhelpers.cli.pitfalls import replay as replay_command
 from lfhelpers.cli.tune import tune as tune_command
+from lfhelpers.cli.words import job_of
 from lfhelpers.errors import LfError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -32,6 +35,8 @@ app.command("diagnose")(diagnose_command)
 app.command("ablate")(ablate_command)
 app.command("ladder")(ladder_command)
 app.command("tune")(tune_command)
+app.command("explain")(explain_command)
+app.command("new-workload")(new_workload_command)
 app.command("check")(check_command)
 app.command("replay")(replay_command)
 
@@ -61,13 +66,13 @@ def launch(
 
     changes = [*(overrides or []), *([f"steps={steps}"] if steps is not None else []),
                *(["log.profile=true"] if profile else [])]
-    job = load(resume).recipe if resume and not changes else _recipe(changes)
+    job = load(resume).recipe if resume and not changes else job_of(changes)
     if slurm:
-        from lfhelpers.launch.slurm import Request, job_of, submit
+        from lfhelpers.launch import slurm as cluster
 
-        run = submit(job, Request(nodes, gpus_per_node or nproc, time, gpus_per_node > 0, options=tuple(sbatch or ())),
-                     resume=resume)
-        print(f"Slurm job {job_of(run)}; follow it with: lfhelpers watch {run.id}")
+        asked = cluster.Request(nodes, gpus_per_node or nproc, time, gpus_per_node > 0, options=tuple(sbatch or ()))
+        run = cluster.submit(job, asked, resume=resume)
+        print(f"Slurm job {cluster.job_of(run)}; follow it with: lfhelpers watch {run.id}")
     else:
         run = start(job, nproc, hosts=hosts.split(",") if hosts else None, resume=resume, port=port)
     if done := run.status["state"] == "done":  # else it is still to come
@@ -160,7 +165,7 @@ def readme() -> None:
 @recipe_app.command("show")
 def recipe_show(overrides: Overrides = None) -> None:
     """Print a recipe as TOML."""
-    print(_recipe(overrides or []).to_toml())
+    print(job_of(overrides or []).to_toml())
 
 
 @recipe_app.command("diff")
@@ -188,15 +193,6 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _recipe(overrides: list[str]):  # type: ignore[no-untyped-def]  # the annotation would import pydantic for --help
-    from lfhelpers.recipe import recipe
-
-    named = [text.partition("=")[2] for text in overrides if text.startswith("recipe=")]
-    if len(named) > 1:
-        raise LfError(f"recipe= is given {len(named)} times; give it once.")
-    return recipe(named[0] if named else "competent", *(text for text in overrides if not text.startswith("recipe=")))
 
 
 def _shown(value: object) -> str:

@@ -23,6 +23,9 @@ from lfhelpers.errors import LfError
 from lfhelpers.measure import hardware
 from lfhelpers.recipe import Recipe
 
+LOOKED_AT = ("size", "base", "dropout", "options")
+"""Fields of the recipe's workload that a class of one's own may look at; the others are the built-in model's."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -92,8 +95,9 @@ def _module(location: str) -> Path | None:
 
 def _key(job: Recipe) -> str:
     file, name = source(job.workload.use)
-    given = [hashlib.sha256(file.read_bytes()).hexdigest(), name, job.workload.model_dump(mode="json"), job.seed,
-             job.data.path, hardware.version("torch"), hardware.version("lfhelpers")]
+    fields = job.workload.model_dump(mode="json")
+    given = [hashlib.sha256(file.read_bytes()).hexdigest(), name, {field: fields[field] for field in LOOKED_AT},
+             job.seed, job.data.path, hardware.version("torch"), hardware.version("lfhelpers")]
     return hashlib.sha256(orjson.dumps(given)).hexdigest()[:16]
 
 

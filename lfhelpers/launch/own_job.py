@@ -20,7 +20,7 @@ from lfhelpers.data.shards import PROBE, write
 from lfhelpers.errors import LfError
 from lfhelpers.measure import hardware
 from lfhelpers.recipe import Recipe, loads
-from lfhelpers.workloads.base import Workload, find
+from lfhelpers.workloads.base import Making, Workload, find
 from lfhelpers.workloads.check import ROWS, Breach, check, told
 
 TABLETOP = ("front.jpg", "wrist.jpg", "txt", "state.f32", "action.f32", "json")
@@ -38,8 +38,10 @@ class Generated:
 
     def __call__(self, index: int) -> dict[str, bytes]:
         """The members of one sample."""
+        workload = self.workload
+        assert isinstance(workload, Making), "the caller has looked"
         try:
-            made = self.workload.generate(index)
+            made = workload.generate(index)
         except Exception as error:
             raise LfError(f"generate({index}) raised {told(error)}.") from error
         if not isinstance(made, Mapping) or not all(isinstance(value, bytes) for value in made.values()):
@@ -60,7 +62,7 @@ def answer(toml: str) -> dict[str, Any]:
         made = Generated(toml)
         found = check(made.workload, job, _members(made, job), torch.device(hardware.device(job.device)[0]))
         _raised(found)
-        data = _packed(made, name) if job.data.path is None and hasattr(made.workload, "generate") else None
+        data = _packed(made, name) if job.data.path is None and isinstance(made.workload, Making) else None
     except LfError as error:
         words = str(error)
         return {"error": words if words.startswith(("workload", "frozen", "data.")) else
@@ -85,9 +87,10 @@ def _members(made: Generated, job: Recipe) -> list[dict[str, bytes]]:
         manifest = Manifest.load(job.data.path, cache_gb=job.data.cache_gb)
         manifest.need((*fields.images, *fields.others))
         return [manifest.read(index % manifest.samples, (*fields.images, *fields.others)) for index in range(ROWS)]
-    if hasattr(workload, "generate"):
-        if not isinstance(getattr(workload, "samples", None), int) or workload.samples < 1:
-            raise LfError("generate() needs to be told how many samples there are: add `samples = 2048` to the class.")
+    if hasattr(workload, "generate") != hasattr(workload, "samples"):
+        raise LfError("`samples`, how many there are, and generate(index), which makes one, need each other; add the "
+                      "one that is missing to the class.")
+    if isinstance(workload, Making):
         return [made(index % workload.samples) for index in range(ROWS)]
     if set(fields.images) | set(fields.others) <= set(TABLETOP):
         from lfhelpers.workloads.vla.tabletop.dataset import sample
@@ -99,6 +102,7 @@ def _members(made: Generated, job: Recipe) -> list[dict[str, bytes]]:
 
 def _packed(made: Generated, name: str) -> str:
     """The folder of the packed samples, named by what the first ones hold: an edited model finds its data again."""
+    assert isinstance(made.workload, Making), "the caller has looked"
     samples = made.workload.samples
     first = [sorted(made(index).items()) for index in range(min(PROBE, samples))]
     digest = hashlib.sha256(repr((name, samples, first)).encode()).hexdigest()[:12]

@@ -47,15 +47,6 @@ class Workload(Protocol):
 
     fields: Fields
     """Any object with these three attributes; a workload without images has images=() and size=0."""
-    samples: int
-    """How many samples `generate` makes. Both may be left out where data.path names shards."""
-
-    def generate(self, index: int) -> Mapping[str, bytes]:
-        """Sample `index` (from 0) as the members of a shard, by extension; a pure function of recipe and index.
-
-        Called once a sample: without data.path the set is packed beside the runs before the first job.
-        """
-        ...
 
     def model(self) -> nn.Module:
         """The model, built on torch's current default device, with requires_grad set as it is to be trained."""
@@ -105,6 +96,18 @@ class Workload(Protocol):
 
     def default_lr(self) -> float:
         """The peak learning rate where the recipe gives none. Left out: 1e-3."""
+        ...
+
+
+@runtime_checkable
+class Making(Protocol):
+    """What a workload may offer so that it needs no shards: without data.path its own samples are packed, once."""
+
+    samples: int
+    """How many `generate` makes."""
+
+    def generate(self, index: int) -> Mapping[str, bytes]:
+        """Sample `index` (from 0) as the members of a shard, by extension; a pure function of recipe and index."""
         ...
 
 
@@ -163,7 +166,7 @@ def _usual_lr() -> float:
 
 STAND_INS: dict[str, Callable[..., Any]] = {"draws": _no_draws, "evaluate": _no_figures, "default_lr": _usual_lr}
 """What a workload has in place of what it leaves out."""
-OPTIONAL = ("blocks", "frozen", "samples", "generate", *STAND_INS)
+OPTIONAL = ("blocks", "frozen", *STAND_INS)
 """What a workload may leave out."""
 
 

@@ -38,6 +38,7 @@ def test_a_workload_needs_five_members_and_what_it_leaves_out_has_a_stand_in(tmp
     start = "    fields = None\n    def __init__(self, job): ...\n"
     (tmp_path / "own.py").write_text(f"class Own:\n{start}{body}class Less:\n{start}    def loss(self): ...\n")
     own = find(recipe("competent", f"workload.use={tmp_path}/own.py:Own"))
-    assert (type(own).__name__, own.draws(4, None), own.evaluate(None, 4, None), own.default_lr()) == ("Own", {}, {}, LR)
+    assert type(own).__name__ == "Own"
+    assert (own.draws(4, None), own.evaluate(None, 4, None), own.default_lr()) == ({}, {}, LR)
     with pytest.raises(LfError, match=r"Less .* lacks model, sample, flops_per_sample;"):
         find(recipe("competent", f"workload.use={tmp_path}/own.py:Less"))
