@@ -1,4 +1,4 @@
-"""One lever on a page: what it changes, when it can be pulled, its gate, its ceiling here, and the torch lines for it."""
+"""One lever on a page: what it changes, its precondition, its gate, its ceiling here, and the torch lines for it."""
 
 from __future__ import annotations
 

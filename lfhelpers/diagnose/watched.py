@@ -145,13 +145,13 @@ class Watched:
 
 
 @contextlib.contextmanager
-def hooked(watch: Watch, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """For the block, the model's forward and the optimizer's step set their marks."""
-    handles = [
-        model.register_forward_pre_hook(_uncompiled(model, lambda *_: watch.forward_begins())),
-        model.register_forward_hook(_uncompiled(model, lambda *_: watch.mark("forward"))),
-        optimizer.register_step_pre_hook(lambda *_: watch.mark("backward")),
-        optimizer.register_step_post_hook(lambda *_: watch.mark("optimizer"))]
+def hooked(watch: Watch, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
+    """For the block, the model's forward sets its marks, and the optimizer's step where one is given."""
+    handles = [model.register_forward_pre_hook(_uncompiled(model, lambda *_: watch.forward_begins())),
+               model.register_forward_hook(_uncompiled(model, lambda *_: watch.mark("forward")))]
+    if optimizer is not None:
+        handles += [optimizer.register_step_pre_hook(lambda *_: watch.mark("backward")),
+                    optimizer.register_step_post_hook(lambda *_: watch.mark("optimizer"))]
     try:
         yield
     finally:

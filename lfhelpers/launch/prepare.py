@@ -26,7 +26,8 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
     """The recipe with absolute paths, after cheap checks; says what each epoch reads, pads or drops on all ranks.
 
     The default dataset is rendered on first use, samples that a workload makes itself are packed, and the engine `auto`
-    becomes the one that is the fastest here for `nproc` ranks; with choose=False it stays, for a machine like those that the job will run on.
+    becomes the one that is the fastest here for `nproc` ranks; with choose=False it stays, for a machine like those
+    that the job will run on.
 
     Raises LfError for a size or base that does not exist, for a workload without data that breaks its contract, and for
     a folder that is missing or fails its manifest.

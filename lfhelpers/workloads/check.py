@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import lfhelpers
 from lfhelpers.recipe import Recipe
 from lfhelpers.workloads.base import Batch, Workload, blocks_of
 
@@ -27,7 +26,7 @@ ROWS = 6
 """Samples that are tried: enough for two unequal parts and a padded row."""
 APART = 1e-3
 """Share by which a sum may differ from that of its parts: fp32 adds in another order."""
-OTHERS = tuple(str(Path(module.__file__ or "").parent) for module in (torch, importlib, lfhelpers))
+OTHERS = (str(Path(torch.__file__).parent), str(Path(importlib.__file__).parent), str(Path(__file__).parents[1]))
 """Folders whose frames are not the user's."""
 
 
@@ -55,8 +54,10 @@ def check(workload: Workload, job: Recipe, members: Sequence[Mapping[str, bytes]
     members: of ROWS samples, by extension.
     """
     found: list[Breach] = []
-    for part in (lambda: _fields(workload, members), lambda: _pickled(workload)):
-        _collect(found, part)
+    _collect(found, lambda: _fields(workload, members))
+    if found:  # without them no sample can be made
+        return found
+    _collect(found, lambda: _pickled(workload))
     rows = _collect(found, lambda: _samples(workload, members))
     draws = _collect(found, lambda: _draws(workload, device))
     figures = _collect(found, lambda: _figures(workload))
@@ -86,14 +87,13 @@ def _fields(workload: Workload, members: Sequence[Mapping[str, bytes]]) -> None:
 
 
 def _pickled(workload: Workload) -> None:
-    """Workers of some engines, and of the packer, get the workload as bytes."""
-    try:
-        pickle.dumps(workload)
-    except Exception as error:
-        held = [name for name, value in vars(workload).items() if not _picklable(value)]
-        what = f"self.{held[0]}, a {type(getattr(workload, held[0])).__name__}," if held else "what it holds"
-        raise _Broken("unpicklable", f"the workload can't be sent to worker processes, because {what} can't be pickled "
-                      f"({error}); open it in the method that uses it, or keep its path instead.") from error
+    """What can't be pickled belongs to one process, and the loader's workers are forked with it: they would share it.
+    """
+    for name, value in vars(workload).items():
+        if not _picklable(value):
+            raise _Broken("unpicklable", f"self.{name}, a {type(value).__name__}, can't be pickled, and so can't be given "
+                          "to worker processes: forked ones would share it; open it in the method that uses it, or "
+                          "keep its path instead.")
 
 
 def _picklable(value: Any) -> bool:
