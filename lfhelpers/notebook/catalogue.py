@@ -12,9 +12,7 @@ from nbformat import NotebookNode
 from lfhelpers import runs
 from lfhelpers.errors import LfError, nearest
 
-PLANNED = {
-    "08_your_own_model": "How do I bring my own model and data?",
-}
+PLANNED: dict[str, str] = {}
 """Lessons to come, with their questions; one that is there speaks for itself."""
 
 

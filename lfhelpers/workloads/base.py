@@ -137,10 +137,7 @@ def find(job: Recipe) -> Workload:
     if kind is None:
         known = [key for key in vars(_module(location)) if not key.startswith("_")]
         raise LfError(f"workload.use: {location} has no '{name}'; {nearest(name, known)}")
-    workload = _built(kind, job, name)
-    for key, stand_in in STAND_INS.items():
-        if not hasattr(workload, key):
-            setattr(workload, key, stand_in)
+    workload = complete(_built(kind, job, name))
     missing = [key for key in _members(Workload) if key not in OPTIONAL and not hasattr(workload, key)]
     if job.frozen.ahead and not hasattr(workload, "frozen"):
         raise LfError(f"frozen.ahead: workload {name} has no frozen(model, batch); add it, or set frozen.ahead=false.")
@@ -168,6 +165,14 @@ STAND_INS: dict[str, Callable[..., Any]] = {"draws": _no_draws, "evaluate": _no_
 """What a workload has in place of what it leaves out."""
 OPTIONAL = ("blocks", "frozen", *STAND_INS)
 """What a workload may leave out."""
+
+
+def complete(workload: Workload) -> Workload:
+    """The workload, with stand-ins for what it may leave out."""
+    for key, stand_in in STAND_INS.items():
+        if not hasattr(workload, key):
+            setattr(workload, key, stand_in)
+    return workload
 
 
 def blocks_of(workload: Workload, model: nn.Module) -> Sequence[nn.Module]:

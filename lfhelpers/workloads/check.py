@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lfhelpers.recipe import Recipe
-from lfhelpers.workloads.base import Batch, Workload, blocks_of
+from lfhelpers.workloads.base import Batch, Workload, blocks_of, complete
 
 ROWS = 6
 """Samples that are tried: enough for two unequal parts and a padded row."""
@@ -54,6 +54,7 @@ def check(workload: Workload, job: Recipe, members: Sequence[Mapping[str, bytes]
     members: of ROWS samples, by extension.
     """
     found: list[Breach] = []
+    complete(workload)
     _collect(found, lambda: _fields(workload, members))
     if found:  # without them no sample can be made
         return found
@@ -91,9 +92,9 @@ def _pickled(workload: Workload) -> None:
     """
     for name, value in vars(workload).items():
         if not _picklable(value):
-            raise _Broken("unpicklable", f"self.{name}, a {type(value).__name__}, can't be pickled, and so can't be given "
-                          "to worker processes: forked ones would share it; open it in the method that uses it, or "
-                          "keep its path instead.")
+            raise _Broken("unpicklable", f"self.{name}, a {type(value).__name__}, can't be pickled, and so can't be "
+                          "given to worker processes: forked ones would share it; open it in the method that uses it, "
+                          "or keep its path instead.")
 
 
 def _picklable(value: Any) -> bool:

@@ -96,7 +96,7 @@ MISTAKES = {
     "noise in draws": (changed(draws=lambda self, samples, generator: {"noise": torch.randn(samples, 4)}),
                        r"another 'noise' from an equal generator; pass generator=generator"),
     "noise in samples": (changed(sample=lambda self, members: {"x": torch.rand(4)}),
-                         r"sample\(\) gives another 'x' when it is called again for the same sample"),
+                         r"sample\(\) gives another 'x' when it is called again"),
     "varying shapes": (changed(sample=lambda self, members: {"x": torch.zeros(int(members["f32"][3] > 0) + 4)}),
                        r"sample\(\) gives 'x' as \[4\] float32 for sample 0 and \[5\] float32 for sample 1; pad or cut"),
     "no gradient": (changed(loss=without_gradient), r"a sum without a gradient; leave out detach\(\)"),
