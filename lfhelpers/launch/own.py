@@ -45,6 +45,7 @@ def examine(job: Recipe) -> Found:
 
     Raises LfError with the sentence of the first breach, and where the file can't be read or imported.
     """
+    job = job.with_(**{"frozen.ahead": False})  # whether a lever fits is for the job that pulls it to say
     marker = runs.root() / "workloads" / f"{_key(job)}.json"
     known = orjson.loads(marker.read_bytes()) if marker.exists() else None
     if known is None or (known["data"] and not Path(known["data"]).exists()):
