@@ -11,9 +11,9 @@ Importing the package loads neither torch nor DALI nor matplotlib.
 # is imported as `from lfhelpers.launch import ...`, which reaches the module.
 from lfhelpers.bench import ladder
 from lfhelpers.diagnose import compare, diagnose
-from lfhelpers.diagnose.verbs import ablate, ceilings, score
+from lfhelpers.diagnose.verbs import ablate, ceilings, score, watch
 from lfhelpers.errors import LfError
-from lfhelpers.launch import launch, start, status_line, watch
+from lfhelpers.launch import launch, start, status_line
 from lfhelpers.notebook.run_report import report
 from lfhelpers.pitfalls.order import order_fingerprint
 from lfhelpers.recipe import Recipe, diff, recipe

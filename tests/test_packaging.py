@@ -31,7 +31,8 @@ def test_environment_yml_adds_nothing_of_its_own():
 
 def test_every_direct_dependency_is_pinned():
     pinned = names(line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#"))
-    direct = names([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]])
+    extras = PROJECT["optional-dependencies"]
+    direct = names([*PROJECT["dependencies"], *extras["dev"], *extras["adapters"]])
     assert direct - pinned == set()
 
 

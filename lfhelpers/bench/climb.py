@@ -21,6 +21,7 @@ from lfhelpers.diagnose import predictions, tiers
 from lfhelpers.diagnose.ceilings import Ceiling, Ceilings
 from lfhelpers.diagnose.predictions import Score
 from lfhelpers.errors import LfError, nearest
+from lfhelpers.launch import own
 from lfhelpers.levers.table import COMPETENT, LEVERS, Lever, Machine
 from lfhelpers.measure import hardware
 from lfhelpers.quality import levers as gates
@@ -78,10 +79,11 @@ class Rung:
     """What the trace of that rung had promised, against `over`; None where it knows no ceiling for the lever."""
 
 
-def machine(nproc: int) -> Machine:
-    """What this machine can pull."""
+def machine(nproc: int, use: str = "vla") -> Machine:
+    """What this machine can pull for a workload, as `workload.use` names it."""
     compiler = bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
-    return Machine("cuda" if hardware.device()[0] == "cuda" else "cpu", nproc, compiler)
+    return Machine("cuda" if hardware.device()[0] == "cuda" else "cpu", nproc, compiler, own=own.is_own(use),
+                   frozen=not own.is_own(use) or own.defines(use, "frozen"))
 
 
 class Ladder:
@@ -89,12 +91,13 @@ class Ladder:
 
     def __init__(self, options: Options, jobs: Jobs, where: Machine | None = None,
                  keep: Callable[[Ladder], Any] = lambda ladder: None) -> None:
-        self.options, self.jobs, self.where = options, jobs, where or machine(options.nproc)
+        found = recipe("as_found", f"workload.size={options.size}", f"batch.micro={options.micro}", *options.overrides)
+        self.options, self.jobs = options, jobs
+        self.where = where or machine(options.nproc, found.workload.use)
         self.rungs: list[Rung] = []
         self._keep = keep
         self._errors: dict[str, float] = {}
         self._ceilings: dict[str, Ceilings | None] = {}
-        found = recipe("as_found", f"workload.size={options.size}", f"batch.micro={options.micro}", *options.overrides)
         self.start = self._long(found)
 
     def climb(self) -> list[Rung]:

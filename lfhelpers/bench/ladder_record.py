@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lfhelpers.bench.climb import AFTERNOON, START, TOP, Ladder, Options, Rung
+from lfhelpers.bench.climb import AFTERNOON, START, TOP, Ladder, Rung
 from lfhelpers.diagnose.report import PARTS, StepReport
 from lfhelpers.measure import statistics
 from lfhelpers.measure.record import Record, Row
@@ -39,11 +39,15 @@ def record(ladder: Ladder) -> Record:
     rates = {rung.name: _median(rung, "samples/s") for rung in ladder.rungs if rung.runs}
     rows = [row for rung in ladder.rungs if rung.runs for row in [*_figures(rung), *_ratios(rung, rates, spread)]]
     failed = {rung.name: rung.obstacle for rung in ladder.rungs if rung.obstacle}
-    return Record(_name(ladder.options), _settings(ladder) | {"failed": failed}, rows, _checks(ladder, rates), spread)
+    return Record(_name(ladder), _settings(ladder) | {"failed": failed}, rows, _checks(ladder, rates), spread)
 
 
-def _name(options: Options) -> str:
-    return "ladder" if options.size == "full" else f"ladder_{options.size}"
+def _name(ladder: Ladder) -> str:
+    """One name for what may be compared: the size, and the class of a workload that isn't the built-in one."""
+    use, size = ladder.start.workload.use, ladder.options.size
+    if ladder.where.own:
+        return f"ladder_{use.rpartition(':')[2].lower()}_{size}"
+    return "ladder" if size == "full" else f"ladder_{size}"
 
 
 def _settings(ladder: Ladder) -> dict[str, Any]:

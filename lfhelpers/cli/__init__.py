@@ -17,10 +17,13 @@ from lfhelpers.cli.data import data_app
 from lfhelpers.cli.diagnose import ablate as ablate_command
 from lfhelpers.cli.diagnose import diagnose as diagnose_command
 from lfhelpers.cli.ladder import ladder as ladder_command
+from lfhelpers.cli.own import explain as explain_command
+from lfhelpers.cli.own import new_workload as new_workload_command
 from lfhelpers.cli.pitfalls import check as check_command
 from lfhelpers.cli.pitfalls import replay as replay_command
 from lfhelpers.cli.results import results as results_command
 from lfhelpers.cli.tune import tune as tune_command
+from lfhelpers.cli.words import job_of
 from lfhelpers.errors import LfError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -38,6 +41,8 @@ app.command("ablate")(ablate_command)
 app.command("ladder")(ladder_command)
 app.command("results")(results_command)
 app.command("tune")(tune_command)
+app.command("explain")(explain_command)
+app.command("new-workload")(new_workload_command)
 app.command("check")(check_command)
 app.command("replay")(replay_command)
 
@@ -70,13 +75,13 @@ def launch(
 
     changes = [*(overrides or []), *([f"steps={steps}"] if steps is not None else []),
                *(["log.profile=true"] if profile else [])]
-    job = load(resume).recipe if resume and not changes else _recipe(changes)
+    job = load(resume).recipe if resume and not changes else job_of(changes)
     if slurm:
-        from lfhelpers.launch.slurm import Request, job_of, submit
+        from lfhelpers.launch import slurm as cluster
 
-        run = submit(job, Request(nodes, gpus_per_node or nproc, time, gpus_per_node > 0, options=tuple(sbatch or ())),
-                     resume=resume)
-        print(f"Slurm job {job_of(run)}; follow it with: lfhelpers watch {run.id}")
+        asked = cluster.Request(nodes, gpus_per_node or nproc, time, gpus_per_node > 0, options=tuple(sbatch or ()))
+        run = cluster.submit(job, asked, resume=resume)
+        print(f"Slurm job {cluster.job_of(run)}; follow it with: lfhelpers watch {run.id}")
     else:
         run = start(job, nproc, hosts=hosts.split(",") if hosts else None, resume=resume, port=port)
     if done := run.status["state"] == "done":  # else it is still to come
@@ -209,7 +214,7 @@ def recipe_show(overrides: Overrides = None) -> None:
 
     Example: lfhelpers recipe show recipe=full batch.micro=32
     """
-    print(_recipe(overrides or []).to_toml())
+    print(job_of(overrides or []).to_toml())
 
 
 @recipe_app.command("diff")
@@ -231,9 +236,9 @@ def recipe_diff(
 
 PANELS = {
     "The playbook": ("doctor", "playbook", "lint"),
-    "Train": ("launch", "runs", "watch", "recipe", "data", "base"),
-    "Explain": ("report", "diagnose", "ablate", "check", "replay"),
-    "Make it faster, and prove it": ("ladder", "tune", "bench", "results"),
+    "Train": ("launch", "runs", "watch", "new-workload", "recipe", "data", "base"),
+    "Explain": ("report", "diagnose", "ablate", "explain", "check", "replay"),
+    "Make it faster, and prove it": ("ladder", "tune", "results", "bench"),
 }
 """How `lfhelpers --help` groups and orders the commands; one that isn't here stands at the end."""
 
@@ -268,15 +273,6 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _recipe(overrides: list[str]):  # type: ignore[no-untyped-def]  # the annotation would import pydantic for --help
-    from lfhelpers.recipe import recipe
-
-    named = [text.partition("=")[2] for text in overrides if text.startswith("recipe=")]
-    if len(named) > 1:
-        raise LfError(f"recipe= is given {len(named)} times; give it once.")
-    return recipe(named[0] if named else "competent", *(text for text in overrides if not text.startswith("recipe=")))
 
 
 def _shown(value: object) -> str:

@@ -242,6 +242,27 @@ def pitfalls(
     finish(run(tuple(only or NAMES), runs, keeping(out, onto)), out, onto)
 
 
+@bench_app.command("own")
+def own(
+    only: Annotated[list[str] | None, typer.Option("--part", help="image, language or watch; repeatable.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Jobs of each side, in turns.")] = 5,
+    steps: Annotated[int, typer.Option(min=5, help="Timed steps of each job.")] = 300,
+    blocks: Annotated[int, typer.Option(min=3, help="Of the watched loop, and of the bare one.")] = 40,
+    micro: Annotated[int | None, typer.Option(min=1, help="Samples a step.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, of both sides.")] = None,
+    out: Out = None,
+    onto: Onto = None,
+) -> None:
+    """The example workloads against their own plain loops, and what lf.watch costs a loop.
+
+    Example: lfhelpers bench own --part watch
+    """
+    from lfhelpers.bench.own import PARTS, Options, run
+
+    options = Options(tuple(only or PARTS), rounds, steps, blocks, micro, tuple(overrides or ()))
+    finish(run(options, keeping(out, onto)), out, onto)
+
+
 @bench_app.command("timeline")
 def timeline(
     out: Annotated[Path, typer.Option(help="File of the timeline.")],

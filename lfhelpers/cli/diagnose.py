@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lfhelpers.cli.words import Own, job_of, tried
 from lfhelpers.errors import LfError
 
 if TYPE_CHECKING:
     from lfhelpers.diagnose.trace import Diagnosis, TraceComparison
+    from lfhelpers.recipe import Recipe
     from lfhelpers.runs import Run
 
 Out = Annotated[Path | None, typer.Option("--json", help="Write the diagnosis as JSON; - for the terminal.")]
@@ -26,11 +28,19 @@ def diagnose(
     json: Out = None,
     html: Annotated[Path | None, typer.Option(help="Write one HTML file that needs nothing else.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON's schema.")] = False,
+    workload: Own = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="With --workload: field=value.")] = None,
 ) -> None:
-    """Why a step is slow: from a run's own records, or from any profiler trace.
+    """Why a step is slow: from a run's own records, from any profiler trace, or by trying a workload of your own.
 
     Example: lfhelpers diagnose trace.json.gz --html page.html
     """
+    if workload is not None:
+        if path is not None or against is not None:
+            raise LfError("--workload tries a workload anew, so no PATH or --against goes with it.")
+        path = _tried(workload, overrides or [])
+        if json is None and html is None:
+            return
     if schema:
         from lfhelpers.diagnose.trace.schema import schema as described
 
@@ -40,7 +50,7 @@ def diagnose(
         raise LfError("diagnose needs a trace, a folder of traces, or a run; see `lfhelpers diagnose --help`.")
     quiet = json == Path("-")
     first, second = _run(path), _run(against) if against is not None else None
-    if not quiet and first and (against is None or second):
+    if not quiet and workload is None and first and (against is None or second):
         _print_runs(first, second)
     places = [place for place in (_traces(path, first), _traces(against, second)) if place]
     if len(places) < (1 if against is None else 2):
@@ -124,15 +134,23 @@ def ablate(
 
     Example: lfhelpers ablate recipe=competent --blocks 6
     """
-    from lfhelpers.diagnose.verbs import ablate as measured
-    from lfhelpers.recipe import recipe
-
-    named = [text.partition("=")[2] for text in overrides or [] if text.startswith("recipe=")]
-    job = recipe(named[-1] if named else "competent",
-                 *(text for text in overrides or [] if not text.startswith("recipe=")))
-    run = measured(job, nproc, blocks=blocks, steps=steps)
+    run = _measured(job_of(overrides or []), nproc, blocks, steps)
     _print_ablation(run)
     print(f"run folder: {run.path}")
+
+
+def _tried(workload: str, overrides: Sequence[str]) -> str:
+    """The name of a run in which the workload, found to keep to its contract, was ablated as it is found."""
+    run = _measured(job_of(tried(workload, overrides), "as_found"), 1, 6, 4)
+    _print_ablation(run)
+    print(f"run folder: {run.path}\nnext: lfhelpers ladder --workload {workload}")
+    return run.id
+
+
+def _measured(job: Recipe, nproc: int, blocks: int, steps: int) -> Run:
+    from lfhelpers.diagnose.verbs import ablate as measured
+
+    return measured(job, nproc, blocks=blocks, steps=steps)
 
 
 def _print_ablation(run: Run) -> None:

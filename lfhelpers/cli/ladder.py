@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from lfhelpers.cli.bench import Out, keeping
+from lfhelpers.cli.words import Own, tried
 
 
 def ladder(
@@ -20,6 +21,7 @@ def ladder(
     predict: Annotated[bool, typer.Option(help="Trace each rung: what is the next one promised, and won?")] = True,
     lever: Annotated[list[str] | None, typer.Option(help="A lever's name; repeatable; else all.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all rungs.")] = None,
+    workload: Own = None,
     out: Out = None,
 ) -> None:
     """From the recipe as found to the full one, lever by lever; stopped and called again, it goes on where it was.
@@ -30,8 +32,9 @@ def ladder(
     from lfhelpers.bench.ladder_table import table
     from lfhelpers.measure import record as records
 
+    changes = tried(workload, [*(overrides or []), *([f"workload.size={size}"] if workload else [])])
     found = climb(size, micro, nproc, steps=steps, anchors=anchors, without=without, predict=predict,
-                  levers=lever or (), overrides=overrides or (), keep=keeping(out))
+                  levers=lever or (), overrides=changes, keep=keeping(out))
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table(found))
     print(f"record: {records.write(found, out) if out else records.save(found)}")

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from lfhelpers.cli.bench import Out, keeping
+from lfhelpers.cli.words import Own, tried
 
 if TYPE_CHECKING:
     from lfhelpers.tune.search import Search
@@ -35,6 +36,7 @@ def tune(
     rounds: Annotated[int, typer.Option(min=2, help="Fresh runs of winner and base.")] = 2,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Run the winner anew, and ask its gate.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the space and the budget; run nothing.")] = False,
+    workload: Own = None,
     out: Out = None,
 ) -> None:
     """Search all knobs of a recipe for speed at no less quality; stopped and called again, it goes on where it was.
@@ -44,7 +46,7 @@ def tune(
     from lfhelpers.runs import load
     from lfhelpers.tune import STARTS, plan
 
-    changes = list(overrides or [])
+    changes = tried(workload, overrides or [])
     base = next((each.removeprefix("recipe=") for each in changes if each.startswith("recipe=")), "full")
     given: dict[str, Any] = {
         "trials": trials, "minutes": minutes, "nproc": nproc, "steps": steps, "limit_s": limit, "margin": margin,

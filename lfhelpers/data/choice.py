@@ -27,7 +27,7 @@ from lfhelpers import runs
 from lfhelpers.data.manifest import Manifest
 from lfhelpers.errors import LfError
 from lfhelpers.measure import hardware, isolated
-from lfhelpers.recipe import Recipe, recipe
+from lfhelpers.recipe import Recipe, loads
 
 if TYPE_CHECKING:
     from lfhelpers.data.rate import Rate
@@ -169,10 +169,7 @@ def main() -> None:
     parser.add_argument("world", type=int)
     parser.add_argument("find", help="package.module:name of the function that makes a recipe's workload")
     options = parser.parse_args()
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        file.write(sys.stdin.read())
-        file.flush()
-        job = recipe(file.name)
+    job = loads(sys.stdin.read())
     module, _, name = options.find.partition(":")
     find = getattr(importlib.import_module(module), name)
     import lfhelpers.data.rate  # noqa: F401  # torch, once for all forked processes

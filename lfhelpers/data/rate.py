@@ -114,7 +114,7 @@ class _Taker:
                 raise LfError(f"the loader ended after {count} batches, before {seconds:g} s were over; ask for more.")
             images = delivered(batch, self._request, *next(self._places), self._device, self._place)
             host = batch["images"]
-            tally.images += len(images)
+            tally.images += len(images) or len(batch["ids"])  # of samples without images their own number
             tally.copied += int(self._encoded * len(images)) if host.device.type == "cuda" else host.nbytes
             count += 1
             past = time.perf_counter() - start

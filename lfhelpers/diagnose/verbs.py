@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run, load
@@ -48,6 +48,24 @@ def ceilings(found: str | os.PathLike[str] | Run) -> Ceilings:
     if place is not None and place.exists() and not (place / "recipe.toml").exists():
         return tiers.of_path(place)
     return tiers.of_run(load(found))
+
+
+def watch(what: Any, model: Any = None, optimizer: Any = None, *, skip: int = 5,
+          trace: str | os.PathLike[str] | None = None, show: bool = True) -> Any:
+    """Watch a loop of your own: `for batch in lf.watch(loader, model, optimizer)`; or, given a run alone, follow it.
+
+    Of a loop, the step report and ceilings are printed when it ends (show), and `.report()` of what this returns gives
+    them at any time. skip: first steps that are not counted. trace: a folder for a profiler's trace of three steps,
+    from which the ceilings are then read; those steps are not counted either. The loop, its batches and its random
+    numbers stay as they are.
+    """
+    if model is None:
+        from lfhelpers.launch import watch as follow
+
+        return follow(load(what))
+    from lfhelpers.diagnose.watched import Watched
+
+    return Watched(what, model, optimizer, skip=skip, trace=Path(trace) if trace is not None else None, show=show)
 
 
 def score(lever: str, effect: Effect | float, end: str = "realistic") -> Score:

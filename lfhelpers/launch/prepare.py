@@ -13,6 +13,7 @@ from lfhelpers.data.locks import Locked
 from lfhelpers.data.manifest import is_address
 from lfhelpers.data.shards import write
 from lfhelpers.errors import LfError
+from lfhelpers.launch import own
 from lfhelpers.measure.hardware import usable_cores
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import root
@@ -26,10 +27,12 @@ FIND = "lfhelpers.workloads.base:find"
 def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Recipe:
     """The recipe with absolute paths, after cheap checks; says what each epoch reads, pads or drops on all ranks.
 
-    The default dataset is rendered on first use, and the engine `auto` becomes the one that is the fastest here for
-    `nproc` ranks; with choose=False it stays, for a machine like those that the job will run on.
+    The default dataset is rendered on first use, samples that a workload makes itself are packed, and the engine `auto`
+    becomes the one that is the fastest here for `nproc` ranks; with choose=False it stays, for a machine like those
+    that the job will run on.
 
-    Raises LfError for a size or base that does not exist, and for a folder that is missing or fails its manifest.
+    Raises LfError for a size or base that does not exist, for a workload without data that breaks its contract, and for
+    a folder that is missing or fails its manifest.
     """
     if job.workload.use == "vla":
         from lfhelpers.workloads.vla import pretrained, sizes
@@ -39,7 +42,7 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
             job = job.with_(**{"workload.base": str(pretrained.find(job.workload.base))})
     if job.data.path is None and job.workload.use == "vla" and not _made():
         _make_default()
-    given = job.data.path
+    given = job.data.path or (own.examine(job).data if own.is_own(job.workload.use) else None)
     place = given if given and is_address(given) else str(Path(given).absolute() if given else default_folder())
     manifest = Manifest.load(place, cache_gb=job.data.cache_gb)
     print(make_plan(job, manifest, nproc * hosts).describe(), flush=True)
@@ -49,12 +52,10 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
 
 def _located(use: str) -> str:
     """A workload of one's own by its file's absolute path. Raises LfError where there is no such file."""
-    location, colon, name = use.rpartition(":")
-    if not location.endswith(".py"):
+    if not use.rpartition(":")[0].endswith(".py"):
         return use
-    if not Path(location).exists():
-        raise LfError(f"workload.use: no file {Path(location).absolute()}; write path/to/file.py:MyWorkload.")
-    return f"{Path(location).absolute()}{colon}{name}"
+    file, name = own.source(use)
+    return f"{file.absolute()}:{name}"
 
 
 def _made() -> bool:

@@ -26,6 +26,10 @@ class Machine:
     compiler: bool = True
     link_gb_s: float | None = None
     """What an all-reduce between the ranks reaches (measure.link), in GB/s; None where nobody has measured."""
+    own: bool = False
+    """The workload is a user's: what is wasted in the built-in model's code isn't there."""
+    frozen: bool = True
+    """The workload can compute its frozen part by itself."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,17 @@ def _needs_gpu_for_graphs(machine: Machine) -> str | None:
 
 
 def _needs_gpu_for_streams(machine: Machine) -> str | None:
+    if not machine.frozen:
+        return "the workload has no frozen(model, batch), so nothing can be computed ahead"
     return None if machine.device == "cuda" else "there is no GPU, and a CPU runs one thing after the other"
 
 
 def _needs_gpu_for_kernels(machine: Machine) -> str | None:
     return None if machine.device == "cuda" else "there is no GPU to compare kernels on"
+
+
+def _needs_vla(machine: Machine) -> str | None:
+    return "it mends the built-in model's own code; look for the same waste in yours" if machine.own else None
 
 
 def _needs_ranks(machine: Machine) -> str | None:
@@ -79,9 +89,10 @@ COMPETENT = (
           {"data.loader": "webdataset", "data.workers": None}, "exact"),
     Lever("asynchronous copy", "the next batch is copied beside the running step, out of page-locked memory",
           {"data.pin": True, "data.async_copy": True}, "exact", _needs_gpu),
-    Lever("no wasted logits", "nobody reads the language model's logits", {"workload.compute_logits": False}, "exact"),
+    Lever("no wasted logits", "nobody reads the language model's logits", {"workload.compute_logits": False}, "exact",
+          _needs_vla),
     Lever("shared embodiment weights", "one matrix for all samples of an embodiment, instead of a copy for each",
-          {"workload.per_sample_gather": False}, "reordered"),
+          {"workload.per_sample_gather": False}, "reordered", _needs_vla),
     Lever("fused AdamW", "normalise, clip and update in one kernel", {"optimizer.fused": True}, "reordered"),
     Lever("lean DDP", "gradients live in the buckets, and no search for unused parameters",
           {"ddp.bucket_view": True, "ddp.find_unused": False}, "exact", _needs_ranks),
@@ -95,11 +106,11 @@ BEYOND = (
     Lever("CUDA graph", "a step's thousands of kernels are launched as one", {"graph.scope": "step"}, "reordered",
           _needs_gpu_for_graphs),
     Lever("only rows that the data has", "weights of embodiments that are not there get no gradients and no update",
-          {"workload.train_unused": False}, "exact"),
+          {"workload.train_unused": False}, "exact", _needs_vla),
     Lever("bf16 weights", "fp32 masters in the optimizer: no casts, and gradients half as large",
           {"precision.weights": "bf16"}, "reordered"),
     Lever("packed frozen weights", "query, key and value in one product, widths padded to 128, GELU in the product",
-          {"frozen.packed": True}, "reordered"),
+          {"frozen.packed": True}, "reordered", _needs_vla),
     Lever("frozen part ahead", "the next batch's frozen part is computed beside this one's update",
           {"frozen.ahead": True}, "exact", _needs_gpu_for_streams),
     Lever("large buckets", "NVLink reaches its rate with 100 MB messages", {"ddp.bucket_mb": 100.0},
@@ -124,6 +135,14 @@ BESIDE = (
           {"ddp.in_place": True}, "reordered", _needs_ranks),
 )
 """Not on the ladder: they pay on some links and models only, and some of them change what is learnt."""
+
+
+def fitting(where: Machine, start: Recipe | None = None) -> Recipe:
+    """`start` (as_found if none is given) with every lever of the ladder that can be pulled there."""
+    job = start or recipe("as_found")
+    for lever in LEVERS:
+        job = job if lever.obstacle(where) else lever.pull(job)
+    return job
 
 
 def ladder(start: Recipe | None = None) -> list[tuple[str, Recipe]]:

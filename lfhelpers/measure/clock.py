@@ -55,10 +55,13 @@ class StepClock:
         began = time.perf_counter()
         with torch.profiler.record_function(f"lf.{name}"):
             yield
+        self.mark(name, time.perf_counter() - began if name == "data_wait" else 0.0)
+
+    def mark(self, name: str, host_wait: float = 0.0) -> None:
+        """The same without a block, for what only an end is known of; host_wait: seconds that the host stood still."""
         if self._step is not None:
             self._step.marks.append((name, self._stamp()))
-            if name == "data_wait":
-                self._step.host_wait += time.perf_counter() - began
+            self._step.host_wait += host_wait
 
     def end(self, values: Tensor | None = None, **meta: Any) -> None:
         """End the step. `values`, a small device tensor, travels to the host beside it and comes back with `meta`."""

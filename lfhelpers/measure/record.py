@@ -25,7 +25,7 @@ from lfhelpers.errors import LfError
 from lfhelpers.measure import hardware
 
 KEYS = ("bench", "date", "commit", "hardware", "versions", "settings", "aa_spread", "rows", "checks")
-OWN_COMMAND = ("ladder", "base", "study", "pitfalls")
+OWN_COMMAND = ("ladder", "base", "study", "pitfalls", "own_workloads")
 _SAME = ("cpu", "cores_usable", "gpus")
 """What makes two machines the same one for a benchmark; a driver or a gigabyte of RAM more doesn't."""
 

@@ -13,9 +13,7 @@ from lfhelpers import runs
 from lfhelpers.errors import LfError, nearest
 from lfhelpers.notebook import answers
 
-PLANNED = {
-    "08_your_own_model": "How do I bring my own model and data?",
-}
+PLANNED: dict[str, str] = {}
 """Lessons to come, with their questions; one that is there speaks for itself."""
 PROMISES = {"able": "You will be able to", "takes": "It takes", "needs": "It needs"}
 WORDS_A_MINUTE, LINES_A_MINUTE, MINUTES_AN_EXERCISE = 200, 20, 5

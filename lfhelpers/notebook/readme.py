@@ -10,13 +10,14 @@ from typing import Any
 
 from lfhelpers import runs
 from lfhelpers.errors import LfError
+from lfhelpers.measure import record as records
 from lfhelpers.notebook import catalogue, guide
 from lfhelpers.notebook.charts import Chart, step_bars
 from lfhelpers.notebook.figures import svg
 
 RECORDS = "h200x1"
 RECIPES = ("as_found", "competent", "full")
-BEGIN, END = "<!-- rendered: begin -->", "<!-- rendered: end -->"
+EXAMPLE = Path("notebooks/workloads/language_model.py")
 PICTURE = Path("runs/reference") / RECORDS / "steps.svg"
 GUIDE = Path("notebooks/GUIDE.md")
 
@@ -27,16 +28,43 @@ def update(root: Path | None = None) -> None:
     (root / PICTURE).write_text(picture())
     (root / GUIDE).write_text(guide_page())
     readme = root / "README.md"
-    readme.write_text(with_block(readme.read_text(), block()))
+    readme.write_text(rendered(readme.read_text()))
 
 
-def with_block(text: str, rendered: str) -> str:
-    """The text with `rendered` between the marks. Raises LfError where a mark is missing."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def rendered(text: str) -> str:
+    """The text of README.md with all its blocks as they are now."""
+    for name, made in (("rendered", block), ("example", example), ("own", own_block)):
+        text = with_block(text, made(), name)
+    return text
+
+
+def with_block(text: str, rendered: str, name: str = "rendered") -> str:
+    """The text with `rendered` between the marks of this name. Raises LfError where a mark is missing."""
+    first, last = (f"<!-- {name}: {side} -->" for side in ("begin", "end"))
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise LfError(f"README.md needs the marks {BEGIN} and {END}, in this order, around what is rendered.")
-    return f"{before}{BEGIN}\n{rendered}\n{END}{after}"
+        raise LfError(f"README.md needs the marks {first} and {last}, in this order, around what is rendered.")
+    return f"{before}{first}\n{rendered}\n{last}{after}"
+
+
+def example() -> str:
+    """The class of the example workload, from its file, as Markdown."""
+    text = (runs.project() / EXAMPLE).read_text()
+    return f"```python\n{text[text.index('class LanguageModel'):].rstrip()}\n```"
+
+
+def own_block() -> str:
+    """What the example workloads gain, from their record; a sentence where there is none yet."""
+    kept = records.reference("own_workloads", RECORDS)
+    if kept is None or not {"image_gain", "language_gain", "watch_cost_share"} <= set(kept.checks):
+        return "No gain of the two examples is on record yet."
+    checks, steps = kept.checks, kept.settings["steps"]
+    return (f"Over its own plain loop the image classifier trains {checks['image_gain']:.2f} times as many samples/s, "
+            f"the language model {checks['language_gain']:.2f} times; `lf.watch` costs a plain loop "
+            f"{100 * checks['watch_cost_share']:.2f} % of its step. Recorded {kept.date[:10]} on one "
+            f"{kept.hardware['gpus'][0]['name']}, {steps} timed steps a job, {kept.settings['rounds']} jobs of each "
+            f"side; a side differs from itself by up to {100 * kept.aa_spread:.0f} %.")
 
 
 def picture() -> str:

@@ -8,7 +8,7 @@ says whether one step is right; a short run says whether small differences stay 
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ def gradients(workload: Workload, model: nn.Module, batch: Batch, draws: Batch,
     if precision is None:
         model.double()
         for module in model.modules():  # a model may make fp32 numbers of its own, as those of a time
-            if isinstance(module, nn.Linear) or getattr(module, "autocast_weights", False):
+            if any(weight.is_floating_point() for weight in module.parameters(recurse=False)):
                 module.register_forward_pre_hook(lambda _, args: tuple(map(_widened, args)))
         batch, draws = ({name: _widened(value) for name, value in part.items()} for part in (batch, draws))
     with precision.autocast() if precision else contextlib.nullcontext():
@@ -69,5 +69,5 @@ def _with_data(module: nn.Module, grad: Tensor) -> Tensor:
     return grad[grad.flatten(1).any(1)] if getattr(module, "autocast_weights", False) else grad
 
 
-def _widened(value: Tensor) -> Tensor:
-    return value.double() if value.is_floating_point() else value
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

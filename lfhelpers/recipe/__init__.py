@@ -178,6 +178,11 @@ def recipe(source: str | Path | Recipe = "competent", *overrides: str, **fields:
     return _base(source).with_(*overrides, **fields)
 
 
+def loads(text: str) -> Recipe:
+    """A recipe from the text of a TOML file, as Recipe.to_toml writes it."""
+    return _validated(tomllib.loads(text))
+
+
 def diff(left: Recipe, right: Recipe) -> dict[str, tuple[Any, Any]]:
     """The fields that differ, by dotted name; the name of the recipe is not one of them."""
     a, b = left.flat(), right.flat()

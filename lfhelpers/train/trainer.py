@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from lfhelpers.data.manifest import Manifest
 from lfhelpers.errors import LfError
 from lfhelpers.levers import overlap
 from lfhelpers.levers.compile import session
@@ -25,7 +26,7 @@ from lfhelpers.train.checkpoint import bare
 from lfhelpers.train.precision import arithmetic, deterministic
 from lfhelpers.train.ranks import Ranks, identify
 from lfhelpers.train.step import Step
-from lfhelpers.workloads.base import Batch, Workload, find
+from lfhelpers.workloads.base import Batch, Making, Workload, find
 
 BATCHES = 3
 """Different batches that take turns, so that no cache knows the next one."""
@@ -39,7 +40,7 @@ class Trainer:
     def __init__(self, job: Recipe, ranks: Ranks | None = None, pairs: Iterator[Pair] | None = None) -> None:
         """ranks: who this process is, by default as torchrun says; with more than one the group must stand.
 
-        pairs: device batches with their draws; by default `endless`, which knows the workload `vla` alone.
+        pairs: device batches with their draws; by default `endless`.
         """
         self.job = job
         self.ranks = ranks or identify(job.device)
@@ -122,7 +123,7 @@ class Trainer:
 
 
 def endless(workload: Workload, job: Recipe, device: torch.device) -> Iterator[Pair]:
-    """The same few random pairs again and again: images uint8, all else as the tabletop world makes it."""
+    """The same few random pairs again and again: images of noise, all else as the workload's samples are."""
     generator = torch.Generator(device).manual_seed(job.seed)
     pairs = [(batch(workload, job, place, device), workload.draws(job.batch.micro, generator))
              for place in range(BATCHES)]
@@ -130,11 +131,12 @@ def endless(workload: Workload, job: Recipe, device: torch.device) -> Iterator[P
 
 
 def batch(workload: Workload, job: Recipe, place: int, device: torch.device, different: int = 8) -> Batch:
-    """Batch number `place` of `vla` on the device: so many different samples in turn, under images of noise."""
-    from lfhelpers.workloads.vla.tabletop.dataset import moment, unseen
+    """Batch number `place` on the device: so many different samples in turn, under images of noise.
 
-    made = [workload.sample(unseen(moment(job.seed, different * place + index)))
-            for index in range(min(different, job.batch.micro))]
+    Images are uint8 [B, V, P, P, 3].
+    """
+    members = _members(workload, job)
+    made = [workload.sample(members(different * place + index)) for index in range(min(different, job.batch.micro))]
     rows = [made[row % len(made)] for row in range(job.batch.micro)]
     size = workload.fields.size
     noise = torch.Generator().manual_seed(place)
@@ -143,3 +145,16 @@ def batch(workload: Workload, job: Recipe, place: int, device: torch.device, dif
     tensors = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     tensors |= {"images": images, "ids": torch.arange(job.batch.micro), "valid": torch.ones(job.batch.micro)}
     return {name: value.to(device) for name, value in tensors.items()}
+
+
+def _members(workload: Workload, job: Recipe) -> Callable[[int], Mapping[str, bytes]]:
+    """What gives a sample's members: the workload, its shards, or the tabletop world, without which none is needed."""
+    if isinstance(workload, Making):
+        return lambda index: workload.generate(index % workload.samples)
+    foreign = type(workload).__module__.partition(".")[0] != "lfhelpers"
+    if foreign and job.data.path is not None:
+        manifest = Manifest.load(job.data.path, "none", cache_gb=job.data.cache_gb)
+        return lambda index: manifest.read(index % manifest.samples, workload.fields.others)
+    from lfhelpers.workloads.vla.tabletop.dataset import moment, unseen
+
+    return lambda index: unseen(moment(job.seed, index))

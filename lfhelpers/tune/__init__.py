@@ -56,7 +56,10 @@ def plan(name: str, base: str | Path | Recipe = "full", *overrides: str,
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise LfError(f"a study can't be named '{name}'; take letters, digits, '-', '_' and '.'.")
     chosen = Options(name, **options)
-    job, where = recipe(base, *overrides), machine(chosen.nproc)
+    job = recipe(base, *overrides)
+    where = machine(chosen.nproc, job.workload.use)
+    if not where.frozen:  # the recipe `full` asks for it
+        job = job.with_(**{"frozen.ahead": False})
     search = Search(chosen, prepare(job, chosen.nproc), where, keep=keep)
     search.starts = {each.name: each for each in (recipe(one, *overrides) for one in starts)}
     if evidence is not None:

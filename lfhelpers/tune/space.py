@@ -119,9 +119,10 @@ def _compute(where: Machine) -> list[Knob]:
         modes = _each("compile.mode", "default", "max-autotune-no-cudagraphs")
         found += [Knob("compile mode", "compile", "reordered", modes,
                        lambda fields: fields["compile.scope"] != "none")] * where.compiler
-        found += [Knob("graph", "compile", "reordered", _each("graph.scope", "none", "micro", "step")),
-                  Knob("frozen part ahead", "compile", "exact", _each("frozen.ahead", False, True))]
-    return [*found, Knob("packed frozen weights", "compile", "reordered", _each("frozen.packed", False, True))]
+        found += [Knob("graph", "compile", "reordered", _each("graph.scope", "none", "micro", "step"))]
+        found += [Knob("frozen part ahead", "compile", "exact", _each("frozen.ahead", False, True))] * where.frozen
+    packed = Knob("packed frozen weights", "compile", "reordered", _each("frozen.packed", False, True))
+    return [*found, *[packed] * (not where.own)]
 
 
 def _memory(base: Recipe) -> list[Knob]:

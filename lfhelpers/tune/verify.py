@@ -122,11 +122,11 @@ def _exact(jobs: Jobs, pair: dict[str, Recipe], nproc: int, device: str) -> Verd
 
 
 def _reordered(jobs: Jobs, pair: dict[str, Recipe], nproc: int) -> Verdict:
-    """By losses of the fresh runs, and by gradients where arithmetic differs and the workload is the built-in one."""
+    """By losses of the fresh runs, and by gradients where arithmetic differs."""
     losses = [trials.losses(jobs.run(f"{side} 0", job, nproc)) for side, job in pair.items()]
     errors: tuple[float | None, float | None] = (None, None)
     sections = {name.partition(".")[0] for name in diff(pair["base"], pair["winner"])}
-    if sections & {*ARITHMETIC, "activations"} and pair["base"].workload.use == "vla":
+    if sections & {*ARITHMETIC, "activations"}:
         eager = pair["base"].with_(**{"compile.scope": "none", "graph.scope": "none", "precision.weights": "fp32",
                                       "frozen.packed": False, "frozen.ahead": False, "activations.plan": "none",
                                       "activations.blocks": (), "activations.recompute_every": 0})

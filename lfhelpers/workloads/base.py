@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,8 +23,8 @@ from lfhelpers.errors import LfError, nearest
 from lfhelpers.recipe import Recipe
 
 Batch = dict[str, Tensor]
-OPTIONAL = ("blocks", "frozen")
-"""Methods that a workload may leave out."""
+LR = 1e-3
+"""Of a workload that suggests none."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Workload(Protocol):
     """What is trained. Built once a process from the recipe: `MyWorkload(recipe)`."""
 
     fields: Fields
+    """Any object with these three attributes; a workload without images has images=() and size=0."""
 
     def model(self) -> nn.Module:
         """The model, built on torch's current default device, with requires_grad set as it is to be trained."""
@@ -55,7 +57,7 @@ class Workload(Protocol):
         ...
 
     def draws(self, samples: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """All randomness of the loss, [samples, ...] each, drawn from `generator` on its device."""
+        """All randomness of the loss, [samples, ...] each, drawn from `generator` on its device. Left out: none."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch, draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -82,7 +84,10 @@ class Workload(Protocol):
         ...
 
     def evaluate(self, model: nn.Module, samples: int, device: torch.device) -> dict[str, float]:
-        """Quality on held-out data; the model is unwrapped and in eval mode, under no_grad and autocast."""
+        """Quality on held-out data; the model is unwrapped and in eval mode, under no_grad and autocast.
+
+        Left out: no figures, so that a run's quality is its loss.
+        """
         ...
 
     def flops_per_sample(self) -> float:
@@ -90,7 +95,19 @@ class Workload(Protocol):
         ...
 
     def default_lr(self) -> float:
-        """The peak learning rate where the recipe gives none."""
+        """The peak learning rate where the recipe gives none. Left out: 1e-3."""
+        ...
+
+
+@runtime_checkable
+class Making(Protocol):
+    """What a workload may offer so that it needs no shards: without data.path its own samples are packed, once."""
+
+    samples: int
+    """How many `generate` makes."""
+
+    def generate(self, index: int) -> Mapping[str, bytes]:
+        """Sample `index` (from 0) as the members of a shard, by extension; a pure function of recipe and index."""
         ...
 
 
@@ -120,7 +137,7 @@ def find(job: Recipe) -> Workload:
     if kind is None:
         known = [key for key in vars(_module(location)) if not key.startswith("_")]
         raise LfError(f"workload.use: {location} has no '{name}'; {nearest(name, known)}")
-    workload = kind(job)
+    workload = complete(_built(kind, job, name))
     missing = [key for key in _members(Workload) if key not in OPTIONAL and not hasattr(workload, key)]
     if job.frozen.ahead and not hasattr(workload, "frozen"):
         raise LfError(f"frozen.ahead: workload {name} has no frozen(model, batch); add it, or set frozen.ahead=false.")
@@ -132,12 +149,58 @@ def find(job: Recipe) -> Workload:
     return workload
 
 
+def _no_draws(samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+    return {}
+
+
+def _no_figures(model: nn.Module, samples: int, device: torch.device) -> dict[str, float]:
+    return {}
+
+
+def _usual_lr() -> float:
+    return LR
+
+
+STAND_INS: dict[str, Callable[..., Any]] = {"draws": _no_draws, "evaluate": _no_figures, "default_lr": _usual_lr}
+"""What a workload has in place of what it leaves out."""
+OPTIONAL = ("blocks", "frozen", *STAND_INS)
+"""What a workload may leave out."""
+
+
+def complete(workload: Workload) -> Workload:
+    """The workload, with stand-ins for what it may leave out."""
+    for key, stand_in in STAND_INS.items():
+        if not hasattr(workload, key):
+            setattr(workload, key, stand_in)
+    return workload
+
+
 def blocks_of(workload: Workload, model: nn.Module) -> Sequence[nn.Module]:
-    """The workload's blocks; without a say of its own, the members of every nn.ModuleList of two or more alike."""
+    """The workload's blocks; without a say of its own, the members of every list of two or more alike.
+
+    A list is an nn.ModuleList, or an nn.Sequential of modules that have parts: a chain of bare layers repeats nothing.
+    """
     if hasattr(workload, "blocks"):
         return workload.blocks(model)
-    return [block for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1
-            and len({type(item) for item in module}) == 1 for block in module]
+    return [block for module in model.modules() if _repeats(module) for block in module.children()]
+
+
+def _repeats(module: nn.Module) -> bool:
+    parts = list(module.children())
+    alike = len(parts) > 1 and len({type(part) for part in parts}) == 1
+    whole = isinstance(module, nn.ModuleList) or (type(module) is nn.Sequential and any(parts[0].children()))
+    return alike and whole
+
+
+def _built(kind: type, job: Recipe, name: str) -> Workload:
+    """An instance. Raises LfError where the class can't be called with a recipe alone."""
+    try:
+        inspect.signature(kind).bind(job)
+    except TypeError as error:
+        raise LfError(f"workload {name}(recipe) can't be built: {error}; give it `def __init__(self, recipe)`."
+                      ) from error
+    workload: Workload = kind(job)
+    return workload
 
 
 def _module(location: str) -> ModuleType:
@@ -153,7 +216,11 @@ def _module(location: str) -> ModuleType:
     if name not in sys.modules:
         spec: Any = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(spec)  # before exec, so that its classes pickle by name
-        spec.loader.exec_module(sys.modules[name])
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]  # half a module must not be taken for a whole one by the next call
+            raise
     return sys.modules[name]
 
 

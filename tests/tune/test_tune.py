@@ -78,7 +78,7 @@ def test_ceilings_give_start_values(toy, runs_root, monkeypatch):
             return [("data", 1.5), ("pointwise", 2.0), ("late rank", 2.1)]
 
     monkeypatch.setattr(verbs, "ceilings", lambda run: Found())
-    monkeypatch.setattr(climb, "machine", lambda nproc: Machine("cpu", nproc))
+    monkeypatch.setattr(climb, "machine", lambda nproc, use: Machine("cpu", nproc))
     search = plan("starts", toy, starts=(), evidence=object())
     assert list(search.starts) == ["ceiling of data", "ceiling of pointwise", "ceiling of late rank"]
     near = space.labels(search.knobs, search.starts["ceiling of pointwise"])

@@ -5,7 +5,7 @@ from torch import nn
 
 from lfhelpers.errors import LfError
 from lfhelpers.recipe import recipe
-from lfhelpers.workloads.base import blocks_of, find
+from lfhelpers.workloads.base import LR, blocks_of, find
 
 
 class Repeated(nn.Module):
@@ -26,11 +26,19 @@ def test_blocks_are_the_workloads_own_or_what_the_model_repeats():
     assert blocks_of(Chosen(), model) == [model.single[0]]
 
 
-def test_a_workload_may_leave_blocks_out_and_nothing_else(tmp_path):
-    members = ["model", "sample", "draws", "loss", "evaluate", "flops_per_sample", "default_lr"]
+def test_a_chain_of_blocks_repeats_and_a_chain_of_bare_layers_does_not():
+    chain = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(3)))
+    assert blocks_of(object(), chain) == list(chain)
+    assert blocks_of(object(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
+
+
+def test_a_workload_needs_five_members_and_what_it_leaves_out_has_a_stand_in(tmp_path):
+    members = ["model", "sample", "loss", "flops_per_sample"]
     body = "".join(f"    def {name}(self, *given): ...\n" for name in members)
     start = "    fields = None\n    def __init__(self, job): ...\n"
     (tmp_path / "own.py").write_text(f"class Own:\n{start}{body}class Less:\n{start}    def loss(self): ...\n")
-    assert type(find(recipe("competent", f"workload.use={tmp_path}/own.py:Own"))).__name__ == "Own"
-    with pytest.raises(LfError, match=r"Less .* lacks model, sample, draws, evaluate, flops_per_sample, default_lr;"):
+    own = find(recipe("competent", f"workload.use={tmp_path}/own.py:Own"))
+    assert type(own).__name__ == "Own"
+    assert (own.draws(4, None), own.evaluate(None, 4, None), own.default_lr()) == ({}, {}, LR)
+    with pytest.raises(LfError, match=r"Less .* lacks model, sample, flops_per_sample;"):
         find(recipe("competent", f"workload.use={tmp_path}/own.py:Less"))
