@@ -11,13 +11,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share few cores with the 
 
 
 @pytest.fixture(scope="session")
-def tabletop_shards(tmp_path_factory):
-    """256 rendered samples with no distractors, in several shards."""
+def rendered(tmp_path_factory):
+    """Tabletop sets by name, each rendered once for all processes of pytest; who finds another at it waits."""
+    from lfhelpers.data.locks import Locked
     from lfhelpers.launch.prepare import make_tabletop
 
-    folder = tmp_path_factory.mktemp("tabletop") / "shards"
-    make_tabletop(folder, 256, shard_mb=8, jobs=2, distractors=0)
+    own = tmp_path_factory.getbasetemp()
+    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def folder(name, samples, **options):
+        with Locked(common / f"{name}.lock", os.O_RDWR | os.O_CREAT) as lock:
+            lock.exclusive(wait=True)
+            if not (common / name / "manifest.json").exists():
+                make_tabletop(common / name, samples, shard_mb=8, jobs=2, **options)
+        return common / name
     return folder
+
+
+@pytest.fixture(scope="session")
+def tabletop_shards(rendered):
+    """256 rendered samples with no distractors, in several shards."""
+    return rendered("tabletop", 256, distractors=0)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GIVEN = {"torch", "jupyterlab", "nvidia-dali-cuda120", "webdataset", "ipywidgets", "matplotlib", "papermill"}
@@ -36,8 +38,12 @@ def test_every_direct_dependency_is_pinned():
     assert direct - pinned == set()
 
 
-def test_importing_the_package_loads_nothing_heavy():
-    heavy = ("torch", "matplotlib", "nvidia.dali", "numpy")
-    script = f"import lfhelpers, sys; print([name for name in {heavy} if name in sys.modules])"
+@pytest.mark.parametrize(("module", "heavy"), [
+    ("lfhelpers", ("torch", "matplotlib", "nvidia.dali", "numpy")),
+    ("lfhelpers.notebook.exercises", ("torch", "matplotlib", "nbformat", "numpy")),
+    ("lfhelpers.train.__main__", ("scipy", "matplotlib", "nbformat", "torch._dynamo")),
+])
+def test_a_script_a_kernel_and_a_rank_load_nothing_heavy_that_they_may_not_need(module, heavy):
+    script = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

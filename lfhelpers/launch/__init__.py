@@ -22,7 +22,7 @@ from lfhelpers.launch import checks
 from lfhelpers.launch import hosts as several
 from lfhelpers.launch.failures import ending, log_tail
 from lfhelpers.launch.hosts import Place
-from lfhelpers.launch.watch import follow, last_step, screen, silent, status_line, watch
+from lfhelpers.launch.watch import follow, last_step, screen, status_line, watch
 from lfhelpers.recipe import Recipe, diff
 from lfhelpers.runs import Run
 
@@ -73,7 +73,10 @@ class Job:
         An interrupt ends the job before it is passed on.
         """
         try:
-            follow(self.run, lambda: self.poll() != "running", screen() if watch else silent)
+            if watch:
+                follow(self.run, lambda: self.poll() != "running", screen())
+            self._supervisor.wait()
+            self.poll()
         except KeyboardInterrupt:
             self.stop(signal.SIGINT)
             print(f"stopped at step {last_step(self.run)}", flush=True)

@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from scipy import stats
+from statistics import NormalDist
 
 from lfhelpers.errors import LfError
 from lfhelpers.levers import buckets_sim
@@ -89,7 +88,7 @@ def transfer_ms(link: Link, gpus: int, network: Network, size: float) -> float:
 
 def late_ms(ranks: int, jitter_ms: float) -> float:
     """By how much the slowest of so many ranks is later than the mean, if steps scatter normally (Blom 1958)."""
-    return jitter_ms * float(stats.norm.ppf((ranks - 0.375) / (ranks + 0.25))) if ranks > 1 else 0.0
+    return jitter_ms * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def _projected(model: Model, limits: Limits, alone_ms: float, samples: int, gpus: int, network: Network,

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 BLOCKS = 12
 LEAST_SAMPLES = 2 * BLOCKS
@@ -47,6 +46,8 @@ def growth(steps: Sequence[int], held: Sequence[int]) -> Growth | None:
     """The growth of `held` bytes over `steps`, both in order; None for fewer than LEAST_SAMPLES samples."""
     if len(steps) < LEAST_SAMPLES:
         return None
+    from scipy import stats  # a second's import, for long runs only
+
     parts = np.array_split(np.arange(len(steps)), BLOCKS)
     least = np.array([min(held[place] for place in part) for part in parts], dtype=float)
     middle = np.array([float(np.mean([steps[place] for place in part])) for part in parts])

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from lfhelpers.errors import LfError
 
@@ -51,6 +50,8 @@ class Link:
         if len(sizes) < 2 or len(sizes) != len(times_ms) or min(times_ms) <= 0:
             raise LfError(f"a link needs two or more sizes with a time above 0 each; there are {len(sizes)} sizes and "
                           f"{len(times_ms)} times.")
+        from scipy.optimize import isotonic_regression  # a second's import, which every rank would pay
+
         order = np.argsort(sizes)
         grown = isotonic_regression(np.asarray(times_ms, dtype=float)[order]).x
         return cls(tuple(int(sizes[place]) for place in order), tuple(map(float, grown)), ranks, backend, slow)

@@ -18,7 +18,6 @@ import numpy as np
 import orjson
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from lfhelpers import runs
 from lfhelpers.errors import LfError
@@ -54,6 +53,8 @@ class Row:
         n = len(values)
         if not n:
             return cls(name, math.nan, math.nan, math.nan, unit, 0)
+        from scipy import stats  # a second's import, which each rank and kernel that loads this file would pay
+
         ordered = sorted(map(float, values))
         rank = max(int(stats.binom.ppf(0.025, n, 0.5)), 1)
         return cls(name, float(np.median(ordered)), ordered[rank - 1], ordered[n - rank], unit, n)

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from html import escape
 from math import isclose
-from typing import Any
-
-from nbformat import NotebookNode
+from typing import TYPE_CHECKING, Any
 
 from lfhelpers.errors import LfError
 from lfhelpers.notebook import answers, catalogue, output, results
+
+if TYPE_CHECKING:  # a lesson's kernel checks answers, and only the runner reads notebooks
+    from nbformat import NotebookNode
 
 
 def solution(answer: Any, value: Any) -> Any:
@@ -50,6 +51,8 @@ def unproven(notebook: NotebookNode, found: Mapping[str, Any]) -> list[str]:
 
     `found` is the content of the notebook's results file.
     """
+    from lfhelpers.notebook import catalogue
+
     stubs = len(catalogue.tagged(notebook, "exercise"))
     proofs = found["exercises"]
     wrong = [f"exercise {name}: the stub passes its own check" for name, proof in proofs.items() if proof["stub"]]

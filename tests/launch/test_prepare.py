@@ -1,10 +1,12 @@
-"""The default dataset is rendered once, also where two jobs want it at the same moment."""
+"""The default dataset is rendered where nobody named one, through the command, and once, however many ask for it."""
 
 import os
 import threading
 
+from lfhelpers.data import Manifest
 from lfhelpers.data.locks import Locked
 from lfhelpers.launch import prepare
+from lfhelpers.recipe import recipe
 
 
 def test_a_job_waits_for_the_one_that_renders_the_default_dataset(runs_root, monkeypatch, capsys):
@@ -27,3 +29,14 @@ def test_a_job_waits_for_the_one_that_renders_the_default_dataset(runs_root, mon
     second.join(10)
     assert rendered == ["MainThread"]
     assert "another process renders the dataset" in capsys.readouterr().out
+
+
+def test_the_default_set_is_rendered_on_first_use_and_then_taken(runs_root, monkeypatch, capfd):
+    monkeypatch.setattr(prepare, "DEFAULT_SAMPLES", 4)
+    job = prepare.prepare(recipe("competent"), 1)
+    assert job.data.path == str(runs_root / "data" / "tabletop")
+    assert f"no dataset yet: rendering 4 tabletop samples into {job.data.path}, once" in capfd.readouterr().out
+    manifest = Manifest.load(job.data.path)
+    assert manifest.samples == 4 and manifest.read(0)["front.jpg"].startswith(b"\xff\xd8")
+    again = prepare.prepare(recipe("competent"), 1)
+    assert again.data.path == job.data.path and "no dataset yet" not in capfd.readouterr().out

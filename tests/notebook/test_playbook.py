@@ -8,9 +8,11 @@ from lfhelpers.notebook import catalogue, runner
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """One root of runs for all lessons, so that the default dataset is rendered once."""
+def root(tmp_path_factory, rendered):
+    """One root of runs for all lessons of a process; the default dataset, a quarter of its size, is common to all."""
     folder = tmp_path_factory.mktemp("playbook")
+    (folder / "data").mkdir()
+    (folder / "data" / "tabletop").symlink_to(rendered("default", 512))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LFHELPERS_RUNS", str(folder))
         patch.delenv("OMP_NUM_THREADS", raising=False)

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.stats import binomtest
 from torch import Tensor
 
 from lfhelpers.errors import LfError
@@ -136,6 +135,8 @@ def wins(act: Act, encode: Encode, numbers: Sequence[int], size: int, device: to
 
 def rate(won: Mapping[int, bool]) -> dict[str, float]:
     """The figures of `success` from the episodes of all ranks."""
+    from scipy.stats import binomtest  # a second's import, which ranks and drawing processes would pay
+
     count = sum(won.values())
     low, high = binomtest(count, len(won)).proportion_ci(method="wilson")
     return {"success": count / len(won), "success_low": float(low), "success_high": float(high), "episodes": len(won)}
