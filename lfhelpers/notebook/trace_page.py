@@ -67,22 +67,25 @@ def bar_of(report: TraceReport) -> dict[str, float]:
 
 
 def step_spans(report: TraceReport) -> tuple[list[Span], float]:
-    """(pieces of one step in lanes, beginning at 0; length in us): the step of median length, or its beginning."""
-    found = report.found
-    assert isinstance(found, Partition), "a picture of streams needs GPU work"
+    """(pieces of one step in lanes, beginning at 0; length in us): the step of median length, or its beginning.
+
+    Without a GPU the main thread is the host, and other threads are lanes of their own.
+    """
+    found, trace = report.found, report.trace
     lengths = found.steps.window_ms
     chosen = lengths.index(statistics.median_low(lengths))
     start, end = int(found.steps.bounds[chosen]), int(found.steps.bounds[chosen + 1])
-    trace = report.trace
-    host = np.isin(trace.kind, (LAUNCH, OPERATOR))
-    work = np.zeros(len(trace.kind), bool)
-    work[found.rows] = True
+    host, work = np.isin(trace.kind, (LAUNCH, OPERATOR)), np.zeros(len(trace.kind), bool)
+    if isinstance(found, Partition):
+        work[found.rows] = True
     rows = np.flatnonzero((host | work) & (trace.end > start) & (trace.start < end))
     if len(rows) > MOST_SPANS:
         rows = rows[:MOST_SPANS]
         end = int(trace.start[rows[-1]])
+    threads = None if isinstance(found, Partition) else found.main
     first = Span(HOST, "", start / 1e3, start / 1e3)  # so that the window begins with the step
-    spans = [Span(trace.lanes[lane].name if on_gpu else HOST, "", float(begin), float(stop))
+    spans = [Span(trace.lanes[lane].name if on_gpu or threads not in (None, lane) else HOST, "", float(begin),
+                  float(stop))
              for lane, on_gpu, begin, stop in zip(trace.lane[rows], work[rows], trace.start[rows].clip(start) / 1e3,
                                                   trace.end[rows] / 1e3, strict=True)]
     length = (end - start) / 1e3
