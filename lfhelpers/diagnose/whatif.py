@@ -81,6 +81,8 @@ class WhatIf:
 
         A device that is not full would do better: see measure.pace for its knee.
         """
+        if micro == self.micro:
+            return self
         more = micro / self.micro
         return replace(self, micro=micro, samples=round(self.samples * more), data_ms=self.data_ms * more,
                        compute_ms=self.fixed_ms + (self.compute_ms - self.fixed_ms) * more)

@@ -12,7 +12,6 @@ from html import escape
 from typing import NamedTuple
 
 from lfhelpers.diagnose import diagnose
-from lfhelpers.errors import LfError
 from lfhelpers.launch.watch import Progress
 from lfhelpers.measure import system
 from lfhelpers.notebook.charts import PARTS
@@ -76,12 +75,11 @@ class Follower:
 
 
 def ended(run: Run) -> Now:
-    """The panel of a run that is over, by its own summary; of one without, by its last steps."""
+    """The panel of a run that is over, by its own summary; of one that left none, by its last steps."""
     shown = Follower(run).now()
-    try:
-        report = diagnose(run)
-    except LfError:  # it was ended before its first step
+    if not run.summary:
         return shown
+    report = diagnose(run)
     load = {"CPU": report.utilisation.get("cpu_percent"), "GPU": report.utilisation.get("gpu_percent")}
     figures = {**shown.figures, "samples/s": number(report.samples_per_s),
                "data wait": f"{report.percent['data_wait']:.0f} %"}
@@ -92,13 +90,13 @@ def ended(run: Run) -> Now:
 def panel(now: Now) -> tuple[str, str]:
     """(HTML, text) of a run."""
     figures = {**now.figures, **{name: f"{value:.0f} % busy" for name, value in now.load.items()}}
-    cells = "".join(f'<div><dt style="font-size:85%;opacity:.8">{escape(name)}</dt>'
-                    f'<dd style="margin:0;font-weight:600">{escape(value)}</dd></div>'
+    cells = "".join(f'<span><small>{escape(name)}</small><br><strong>{escape(value)}</strong></span>'
                     for name, value in figures.items())
-    head = (f'<p><strong>{now.state}</strong> <code>{escape(now.run)}</code><br>{escape(now.line)}</p>'
+    line = "" if now.state == "running" and now.figures else f"<br>{escape(now.line)}"  # else the figures say it
+    head = (f'<p><strong>{now.state}</strong> <code>{escape(now.run)}</code>{line}</p>'
             f'<progress aria-label="steps" max="{now.total}" value="{now.step}" style="width:{WIDTH}px;'
             f'accent-color:{COLOURS[0]}"></progress> {now.step:,} of {now.total:,} steps')
-    facts = f'<dl style="{FACTS}">{cells}</dl>' if cells else ""
+    facts = f'<div style="{FACTS}">{cells}</div>' if cells else ""
     words = "; ".join([*(f"{name} {value}" for name, value in figures.items()), parts_in_words(now.ms)])
     return (f'<div class="lf-run">{head}{facts}{bar(now.ms)}{curve(now.losses)}</div>',
             f"{now.run}: {now.line}\n{words}".rstrip("; \n"))

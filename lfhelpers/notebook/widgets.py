@@ -111,5 +111,5 @@ def _control(label: str, span: Range, value: Any) -> Any:
     low, high, step = span
     whole = all(isinstance(each, int) for each in (*span, value))
     kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
-    more = {} if whole else {"readout_format": ".3~g" if high < 1000 else ",.0f"}
+    more = {} if whole else {"readout_format": ".2f" if high < 10 else ".1f" if high < 1000 else ",.0f"}
     return kind(value=value, min=low, max=high, step=step, continuous_update=False, **look, **more)

@@ -12,7 +12,7 @@ from lfhelpers.diagnose.report import StepReport
 from lfhelpers.diagnose.whatif import WhatIf
 from lfhelpers.measure.timeline import Span, window
 from lfhelpers.notebook.charts import Chart, step_bars
-from lfhelpers.notebook.tables import Table, number
+from lfhelpers.notebook.tables import number
 from lfhelpers.notebook.timeline import timeline
 from lfhelpers.notebook.widgets import explore
 
@@ -26,8 +26,8 @@ def what_if(report: StepReport) -> None:
 
     def picture(data: float = begin.data_ms, compute: float = begin.compute_ms, exchange: float = begin.exchange_ms,
                 hidden: int = round(100 * begin.hidden), ahead: int = round(100 * begin.ahead),
-                micro: int = begin.micro) -> list[Chart | Table | str]:
-        fixed = begin.fixed_ms * compute / begin.compute_ms
+                micro: int = begin.micro) -> Chart:
+        fixed = begin.fixed_ms * (compute / begin.compute_ms)
         changed = replace(begin, data_ms=data, compute_ms=compute, fixed_ms=fixed, exchange_ms=exchange,
                           hidden=hidden / 100, ahead=ahead / 100).with_micro(micro)
         return compared(begin, changed)
@@ -37,17 +37,19 @@ def what_if(report: StepReport) -> None:
             exchange=_around(begin.exchange_ms, whole), hidden=(0, 100, 5), ahead=(0, 100, 5),
             micro=(1, LARGEST_MICRO * begin.micro, 1),
             labels={"data": "loader, a step [ms]", "compute": "computation [ms]", "exchange": "exchange [ms]",
-                    "hidden": "exchange beside it [%]", "ahead": "loader beside it [%]", "micro": "micro-batch"})
+                    "hidden": "exchange hidden [%]", "ahead": "loader working ahead [%]", "micro": "micro-batch"})
 
 
-def compared(measured: WhatIf, changed: WhatIf) -> list[Chart | Table | str]:
-    """The measured step and the other one as bars, and what the change wins in a sentence."""
-    chart = step_bars({"measured": measured.parts, "what if": changed.parts}, unit="ms")
+def compared(measured: WhatIf, changed: WhatIf) -> Chart:
+    """The measured step and the other one as bars, with what the change wins as the finding; alone where it is none."""
+    was = (f"Measured: a step of {number(measured.step_ms)} ms, {number(measured.samples_per_s)} samples/s; "
+           f"{measured.bound} sets the pace.")
+    if changed == measured:
+        return step_bars({"measured": measured.parts}, unit="ms")._replace(alt=was)
     ratio = changed.samples_per_s / measured.samples_per_s
-    finding = (f"A step of {number(changed.step_ms)} ms and {number(changed.samples_per_s)} samples/s, "
-               f"{ratio:.2f} times the measured run; {changed.bound} sets the pace.")
-    return [chart._replace(alt=finding), f"Measured: {number(measured.step_ms)} ms, "
-            f"{number(measured.samples_per_s)} samples/s; {measured.bound} sets the pace."]
+    finding = (f"What if: a step of {number(changed.step_ms)} ms, {number(changed.samples_per_s)} samples/s, "
+               f"{ratio:.2f} times the measured run; {changed.bound} sets the pace. {was}")
+    return step_bars({"measured": measured.parts, "what if": changed.parts}, unit="ms")._replace(alt=finding)
 
 
 def step_timeline(spans: Sequence[Span], length_us: float) -> None:
