@@ -27,6 +27,10 @@ QUIET = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 LESSON = "00_start_here.ipynb"
 WHAT_IF = '''from lfhelpers.notebook.widgets_step import what_if
 what_if(lf.diagnose(lf.recorded("h200x1/as_found")))'''
+READY = """() => {
+    const session = window.jupyterapp?.shell.currentWidget?.context?.sessionContext;
+    return session?.isReady && session.session?.kernel?.status === 'idle';
+}"""
 PLAYED = """() => {
     const prompts = [...document.querySelectorAll('.jp-InputPrompt')].map(prompt => prompt.textContent);
     return prompts.some(text => /[0-9]/.test(text)) && !prompts.some(text => text.includes('[*]'));
@@ -51,6 +55,7 @@ def lab(tmp_path, tabletop_shards, monkeypatch):
     monkeypatch.setenv("JUPYTERLAB_SETTINGS_DIR", str(tmp_path / "settings"))
     setting(tmp_path, "notification", {"fetchNews": "false", "checkForUpdates": False})
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0", "--ip=127.0.0.1",
+               "--expose-app-in-browser",
                f"--ServerApp.root_dir={tmp_path / 'notebooks'}", f"--LabApp.workspaces_dir={tmp_path / 'workspaces'}"]
     with (tmp_path / "lab.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -80,8 +85,8 @@ def page(lab):
 def test_the_first_lesson_in_a_browser(page, tmp_path):
     run_all(page)
     saved = played(page, tmp_path)
-    assert [cell.id for cell in saved if cell.execution_count is None] == [], "each cell ran"
     assert [output for cell in saved for output in cell.outputs if output.output_type == "error"] == []
+    assert [cell.id for cell in saved if cell.execution_count is None] == [], "each cell ran"
     stop_cell = next(cell for cell in saved if cell.id == "stop-job")
     static = "".join(output["data"]["text/plain"] for output in stop_cell.outputs if "data" in output)
     assert "lfhelpers launch recipe=competent" in static and "samples/s" in static, "the cell says it without buttons"
@@ -103,6 +108,7 @@ def test_the_first_lesson_in_a_browser(page, tmp_path):
 
 def run_all(page):
     """Run the lesson by its menu, until no cell waits any more."""
+    page.wait_for_function(READY)  # before that, Run All would ask for a kernel
     page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
@@ -114,8 +120,8 @@ def played(page, tmp_path):
     path = tmp_path / "notebooks" / LESSON
     before = path.stat().st_mtime_ns
     page.keyboard.press("Control+s")
-    until(lambda: path.stat().st_mtime_ns > before)
-    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    saved = until(lambda: path.stat().st_mtime_ns > before and read_whole(path, notebook))
+    return [cell for cell in saved.cells if cell.cell_type == "code"]
 
 
 def a_slider_changes_the_text(page):
@@ -150,7 +156,7 @@ def a_reload_keeps_the_dashboard(page, run):
     sync_api.expect(board(page)).to_contain_text(run.id, timeout=SOON)
     step = steps(page)
     until(lambda: steps(page) > step)
-    page.wait_for_selector('body[data-jp-theme-light="false"]')
+    page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached")
     board(page).scroll_into_view_if_needed()
     page.screenshot(path=artifact("page_dark.png"))
     board(page).screenshot(path=artifact("dashboard_dark.png"))
@@ -171,10 +177,14 @@ def setting(tmp_path, name, value):
     (folder / f"{name}.jupyterlab-settings").write_text(json.dumps(value))
 
 
-def read_whole(path):
-    with contextlib.suppress(json.JSONDecodeError):  # it is being written
-        return json.loads(path.read_text())
+def read_whole(path, read=json.loads):
+    with contextlib.suppress(ValueError):  # it is being written
+        return read(path.read_text())
     return None
+
+
+def notebook(text):
+    return nbformat.reads(text, as_version=4)
 
 
 def artifact(name):
