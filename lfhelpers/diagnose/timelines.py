@@ -96,7 +96,12 @@ class Ablated:
             rest = {cause: share for cause, share in keep.items() if cause != "data" and cause not in self.parts}
             gone += self.main_ms * (1 - self.inner.ms(rest) / self.inner.base_ms)
         main, load = max(self.main_ms - gone, 0.0), self.load_ms * keep.get("data", 1.0)
-        return min(self.base_ms, main + load - self.overlap * min(main, load))
+        return min(self.base_ms, beside(main, load, self.overlap))
+
+
+def beside(one: float, other: float, overlap: float) -> float:
+    """How long two things take of which `overlap` (0..1) of the shorter one lies beside the longer one."""
+    return one + other - overlap * min(one, other)
 
 
 def of_trace(found: Partition | HostPartition, late_ms: float = 0.0, observer_us: float = 0.0) -> Timeline | None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import IO
+
+import psutil
 
 from lfhelpers import processes, runs
 from lfhelpers.errors import LfError
@@ -26,7 +29,7 @@ from lfhelpers.launch.watch import follow, last_step, screen, status_line, watch
 from lfhelpers.recipe import Recipe, diff
 from lfhelpers.runs import Run
 
-__all__ = ["Job", "LaunchError", "launch", "start", "status_line", "watch", "written"]
+__all__ = ["Job", "LaunchError", "launch", "start", "status_line", "stop", "watch", "written"]
 
 STOP = 15.0  # seconds after which a supervisor that does not end its job is ended itself
 _running: set[Job] = set()  # keeps dropped Jobs: their pipe is what keeps the job alive
@@ -98,6 +101,30 @@ class Job:
                 processes.end_tree(supervisor, set(), grace=0.0)
                 self._supervisor.wait()
         self.poll()
+
+
+def stop(run: Run) -> bool:
+    """End a running job, whoever started it on this machine; whether there was one to end.
+
+    This process's own is waited for; that of another is told to end, and does within seconds.
+    """
+    own = next((job for job in list(_running) if job.run.path == run.path), None)
+    if own is not None:
+        own.stop()
+        return True
+    status = run.status
+    here = status.get("host", platform.node()) == platform.node()
+    if status["state"] != "running" or not here or not _is_supervisor(status["pid"]):
+        return False
+    os.kill(status["pid"], signal.SIGTERM)
+    return True
+
+
+def _is_supervisor(pid: int) -> bool:
+    """A job that is just starting bears the pid of its launcher, which must not be ended."""
+    with contextlib.suppress(psutil.Error):
+        return "lfhelpers.launch.supervisor" in psutil.Process(pid).cmdline()
+    return False
 
 
 def launch(job: Recipe, nproc: int = 1, *, hosts: Sequence[str] | None = None, resume: Run | str | None = None,

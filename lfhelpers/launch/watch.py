@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -62,6 +62,21 @@ class Tail:
             self._read += os.pread(descriptor, _END, self._read).index(b"\n") + 1
 
 
+class Look(NamedTuple):
+    """How a run that has steps goes now, over its last WINDOW steps; `ms` holds the mean of each part of a step.
+
+    exposed_percent: the newest exposed exchange that DDP has timed; None with one rank or a replayed graph.
+    """
+
+    step: int
+    loss: float
+    samples_per_s: float
+    ms: dict[str, float]
+    wait_percent: float
+    exposed_percent: float | None
+    left: datetime.timedelta
+
+
 class Progress:
     """A run's line, kept up to date."""
 
@@ -73,28 +88,37 @@ class Progress:
 
     def line(self) -> str:
         """The line now: where it is and how fast, or how it ended."""
-        self._tail.update()
-        rows, status = list(self._tail.rows), self.run.status
-        step = rows[-1]["step"] if rows else 0
+        look, status = self.look(), self.run.status
         if status["state"] == "running":
-            waited = int(time.monotonic() - self._began)
-            return self._running(rows) if rows else f"starting, {waited} s"
+            return self._running(look) if look else f"starting, {int(time.monotonic() - self._began)} s"
+        step = look.step if look else 0
         if status["state"] == "done":
-            loss = f", loss {rows[-1]['loss']:.4f}" if rows else ""
+            loss = f", loss {look.loss:.4f}" if look else ""
             return f"done: {step}/{self.total} steps{loss}"
         return f"{status['state']} at step {step}/{self.total}: {status['reason']}"
 
-    def _running(self, rows: list[dict[str, Any]]) -> str:
+    def look(self) -> Look | None:
+        """The figures now; None before the first step."""
+        self._tail.update()
+        rows = list(self._tail.rows)
+        if not rows:
+            return None
         last = rows[-1]
         timed = [row for row in rows if not row["probe"]] or rows
         ms = sum(row["step_ms"] for row in timed) or 1e-9
-        wait = sum(row["ms"]["data_wait"] for row in timed)
-        left = datetime.timedelta(seconds=round((self.total - last["step"]) * ms / len(timed) / 1000))
-        rate = sum(row["samples"] for row in timed) / ms * 1000
-        exposed = last.get("exposed_ms")  # the newest that DDP has timed; none with one rank or a replayed graph
-        share = "" if exposed is None else f"exposed exchange {100 * exposed * len(timed) / ms:.0f} %  "
-        return (f"step {last['step']}/{self.total}  loss {last['loss']:.4f}  {rate:.1f} samples/s  "
-                f"data wait {100 * wait / ms:.0f} %  {share}ETA {left}")
+        names = dict.fromkeys(part for row in timed for part in row["ms"])
+        parts = {part: sum(row["ms"].get(part, 0.0) for row in timed) for part in names}
+        exposed = last.get("exposed_ms")
+        return Look(last["step"], last["loss"], sum(row["samples"] for row in timed) / ms * 1000,
+                    {part: total / len(timed) for part, total in parts.items()}, 100 * parts["data_wait"] / ms,
+                    None if exposed is None else 100 * exposed * len(timed) / ms,
+                    datetime.timedelta(seconds=round((self.total - last["step"]) * ms / len(timed) / 1000)))
+
+    def _running(self, look: Look) -> str:
+        exposed = look.exposed_percent
+        share = "" if exposed is None else f"exposed exchange {exposed:.0f} %  "
+        return (f"step {look.step}/{self.total}  loss {look.loss:.4f}  {look.samples_per_s:.1f} samples/s  "
+                f"data wait {look.wait_percent:.0f} %  {share}ETA {look.left}")
 
 
 def status_line(run: str | Run) -> str:

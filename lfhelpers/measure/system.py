@@ -86,7 +86,7 @@ class Monitor:
         with contextlib.suppress(Exception):  # NVML may fail at any time: then there is one sample fewer
             module = hardware.nvml()
             assert module is not None
-            self._gpu_percent.append(module.nvmlDeviceGetUtilizationRates(handle).gpu)
+            self._gpu_percent.append(_gpu_percent(handle))
             self._gpu_bytes.append(module.nvmlDeviceGetMemoryInfo(handle).used)
 
     def _read_energy(self, handle: object) -> None:
@@ -108,6 +108,25 @@ class Monitor:
             return [root, *root.children(recursive=True)]
         except psutil.Error:
             return []
+
+
+def load() -> tuple[float, list[float]]:
+    """Percent now: the machine's cores, since this thread's last call, and each visible GPU's time with a kernel on it.
+
+    A GPU that doesn't answer is left out.
+    """
+    handles = (hardware.nvml_handle(index) for index in range(len(hardware.visible_gpus())))
+    shares = []
+    for handle in handles:
+        with contextlib.suppress(Exception):  # NVML may fail at any time
+            shares.append(float(_gpu_percent(handle)))
+    return psutil.cpu_percent(), shares
+
+
+def _gpu_percent(handle: object) -> int:
+    module = hardware.nvml()
+    assert module is not None
+    return module.nvmlDeviceGetUtilizationRates(handle).gpu
 
 
 def _current_gpu() -> int | None:

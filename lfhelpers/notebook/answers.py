@@ -14,7 +14,6 @@ import orjson
 from IPython.core.interactiveshell import InteractiveShell
 
 from lfhelpers import runs
-from lfhelpers.data.locks import Locked
 from lfhelpers.errors import LfError
 
 SESSION = "JPY_SESSION_NAME"
@@ -44,6 +43,8 @@ def keep(exercise: str, passed: bool) -> str:
 
     What was passed once stays passed. Two lessons that are open at once don't lose each other's answers.
     """
+    from lfhelpers.data.locks import Locked  # the package around it loads numpy
+
     lesson = this_lesson()
     if not lesson:
         return "progress isn't kept, because this front end doesn't say which notebook it shows"

@@ -15,7 +15,7 @@ from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from lfhelpers.errors import LfError
-from lfhelpers.notebook import answers, catalogue, output, results
+from lfhelpers.notebook import answers, output, results
 
 if TYPE_CHECKING:  # a lesson's kernel checks answers, and only the runner reads notebooks
     from nbformat import NotebookNode

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -34,6 +35,8 @@ POINTS = 500
 INK = "#1f2328"
 SVG: dict[Any, Any] = {"svg.hashsalt": "lfhelpers", "svg.fonttype": "none", "font.family": "sans-serif",
                       "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"]}
+_WRITING = threading.Lock()
+"""matplotlib's settings are the process's, and a slider draws in another thread than the cell that runs."""
 
 
 def blank(width: float = 7.2, height: float = 3.0) -> tuple[Figure, Axes]:
@@ -51,7 +54,7 @@ def blank(width: float = 7.2, height: float = 3.0) -> tuple[Figure, Axes]:
 def svg(figure: Figure, title: str) -> str:
     """The figure as SVG text: the same bytes for the same drawing, with text kept as text."""
     buffer = io.StringIO()
-    with matplotlib.rc_context(SVG):
+    with _WRITING, matplotlib.rc_context(SVG):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
     return buffer.getvalue()
 

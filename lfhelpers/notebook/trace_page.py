@@ -16,8 +16,10 @@ import numpy as np
 from lfhelpers import runs
 from lfhelpers.diagnose.trace import Diagnosis, TraceComparison
 from lfhelpers.diagnose.trace.partition import CAUSES, Partition
+from lfhelpers.diagnose.trace.processor import HostPartition
 from lfhelpers.diagnose.trace.read import LAUNCH, OPERATOR
 from lfhelpers.diagnose.trace.report import TraceReport
+from lfhelpers.measure import intervals
 from lfhelpers.measure.timeline import HOST, Span, window
 from lfhelpers.notebook.ceiling_charts import ceiling_ranges
 from lfhelpers.notebook.charts import step_bars
@@ -67,26 +69,32 @@ def bar_of(report: TraceReport) -> dict[str, float]:
 
 
 def step_spans(report: TraceReport) -> tuple[list[Span], float]:
-    """(pieces of one step in lanes, beginning at 0; length in us): the step of median length, or its beginning."""
-    found = report.found
-    assert isinstance(found, Partition), "a picture of streams needs GPU work"
+    """(pieces of one step in lanes, beginning at 0; length in us): the step of median length, or its beginning.
+
+    Without a GPU the lanes are the main thread as the host, other threads with operators, and exchanges.
+    """
+    found, trace = report.found, report.trace
     lengths = found.steps.window_ms
     chosen = lengths.index(statistics.median_low(lengths))
     start, end = int(found.steps.bounds[chosen]), int(found.steps.bounds[chosen + 1])
-    trace = report.trace
-    host = np.isin(trace.kind, (LAUNCH, OPERATOR))
-    work = np.zeros(len(trace.kind), bool)
-    work[found.rows] = True
+    host, work = np.isin(trace.kind, (LAUNCH, OPERATOR)), np.zeros(len(trace.kind), bool)
+    if isinstance(found, Partition):
+        work[found.rows] = True
     rows = np.flatnonzero((host | work) & (trace.end > start) & (trace.start < end))
     if len(rows) > MOST_SPANS:
         rows = rows[:MOST_SPANS]
         end = int(trace.start[rows[-1]])
-    first = Span(HOST, "", start / 1e3, start / 1e3)  # so that the window begins with the step
-    spans = [Span(trace.lanes[lane].name if on_gpu else HOST, "", float(begin), float(stop))
-             for lane, on_gpu, begin, stop in zip(trace.lane[rows], work[rows], trace.start[rows].clip(start) / 1e3,
-                                                  trace.end[rows] / 1e3, strict=True)]
+    main = None if isinstance(found, Partition) else found.main
+    spans = [Span(HOST, "", start / 1e3, start / 1e3)]  # so that the window begins with the step
+    spans += [Span(trace.lanes[lane].name if on_gpu or main not in (None, lane) else HOST, "", float(begin),
+                   float(stop))
+              for lane, on_gpu, begin, stop in zip(trace.lane[rows], work[rows], trace.start[rows].clip(start) / 1e3,
+                                                   trace.end[rows] / 1e3, strict=True)]
+    if isinstance(found, HostPartition):
+        inside = intervals.intersect(found.exchange, np.array([[start, end]]))
+        spans += [Span("exchange", "", float(begin) / 1e3, float(stop) / 1e3) for begin, stop in inside]
     length = (end - start) / 1e3
-    return window([first, *spans], length), length
+    return window(spans, length), length
 
 
 def _bars(reports: dict[str, TraceReport]) -> str:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lfhelpers.measure import hardware
+from lfhelpers.measure import hardware, system
 from lfhelpers.measure.system import Monitor
 
 HOLD = "import sys, time; block = b'x' * (150 * 2**20); print('ready', flush=True); sys.stdin.read()"
@@ -90,3 +90,13 @@ def test_a_gpu_that_nvml_does_not_know_is_none(monkeypatch):
 def test_stopping_twice_gives_the_same_answer():
     monitor = Monitor(interval=0.05).start()
     assert monitor.stop() == monitor.stop()
+
+
+def test_the_load_now_is_of_the_cores_and_of_each_gpu_that_answers(monkeypatch):
+    system.load()
+    assert 0 <= system.load()[0] <= 100
+    fake = FakeNvml([73, RuntimeError("fell off the bus"), 20], [])
+    monkeypatch.setattr(hardware, "nvml", lambda: fake)
+    monkeypatch.setattr(hardware, "nvml_handle", lambda index: f"GPU {index}")
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: [hardware.Gpu("H200", 139.8, (9, 0))] * 3)
+    assert system.load()[1] == [73.0, 20.0]

@@ -118,3 +118,13 @@ def test_the_bar_sums_to_100_and_the_picture_is_one_step(tmp_path):
     assert all(0 <= span.start_us <= span.end_us <= length for span in spans)
     busy = sum(span.end_us - span.start_us for span in spans if span.lane == "stream 7")
     assert busy == pytest.approx(1e3 * report.ms["compute"], rel=1e-6)
+
+
+def test_without_a_gpu_the_picture_has_the_main_thread_and_the_exchange(tmp_path):
+    report = diagnose_trace(written().write(tmp_path / "t.json")).main
+    spans, length = step_spans(report)
+    assert length == pytest.approx(1000)
+    exchange = [span for span in spans if span.lane == "exchange"]
+    assert [(span.start_us, span.end_us) for span in exchange] == [(700.0, 810.0)]
+    assert {span.lane for span in spans} == {"host", "exchange"}
+    assert [span.start_us for span in spans if span.lane == "host"] == [200, 220, 500, 830]
