@@ -21,6 +21,7 @@ FORBIDDEN = {
     "os.system": "start work with lf.launch or subprocess.run(check=True), whose failure is seen",
     "os.popen": "start work with lf.launch or subprocess.run(check=True), whose failure is seen",
     "subprocess.Popen": "start work beside the notebook with lf.start, which ends it with the kernel",
+    "ipywidgets": "take a function of lfhelpers.notebook, whose static result stands where ipywidgets is missing",
     "input": "take a parameter: nobody answers a headless run",
     "requests": "work offline; data is rendered, or given by a parameter",
     "httpx": "work offline; data is rendered, or given by a parameter",
