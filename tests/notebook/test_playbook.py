@@ -6,7 +6,6 @@ import pytest
 
 from lfhelpers.notebook import catalogue, runner
 
-
 SHORTER = {"00_start_here": {"steps": "16"}}
 """Parameters of lessons that play longer than what they show here needs."""
 
