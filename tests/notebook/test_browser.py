@@ -168,7 +168,7 @@ def board(page):
 
 
 def steps(page):
-    return int(re.search(r"([\d,]+) of 100,000 steps", board(page).inner_text())[1].replace(",", ""))
+    return int(re.search(r"([\d,]+) of 100,000 steps", board(page).text_content())[1].replace(",", ""))
 
 
 def setting(tmp_path, name, value):
