@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lfhelpers.workloads.base import Batch
 from lfhelpers.workloads.vla.workload import Vla
 
-SLOW_SECONDS = 0.03
+SLOW_SECONDS = 0.06
 """How late each sample's bytes come; workload.options.slow_seconds says otherwise."""
 LATE_SECONDS = 0.06
 """How much longer than the others the last rank computes; workload.options.late_seconds says otherwise."""
@@ -25,7 +25,7 @@ MEAN, SCALE = 0.0, 1.0
 
 
 class SlowLoader(Vla):
-    """Each sample waits 30 ms for its bytes, as from a busy network file system."""
+    """Each sample waits 60 ms for its bytes, as from a busy network file system."""
 
     def sample(self, members: Mapping[str, bytes]) -> dict[str, Tensor]:
         """Vla's sample, late."""

@@ -84,6 +84,12 @@ with torch.cuda.stream(side), torch.no_grad():
 torch.cuda.current_stream().wait_stream(side)""", "levers.frozen"),
     "large buckets": InTorch("""\
 model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100)""", "levers.overlap"),
+    "gradients in place": InTorch("""\
+import torch.distributed as dist
+with dist._coalescing_manager(async_ops=True) as sent:  # for each group of gradients, once backward has made them
+    for parameter in group:
+        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+sent.wait()  # before the update""", "levers.in_place"),
     "sharded optimizer": InTorch("""\
 from torch.distributed.optim import ZeroRedundancyOptimizer
 optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)""", "train.sharded"),

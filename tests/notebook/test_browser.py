@@ -168,6 +168,7 @@ def board(page):
 
 
 def steps(page):
+    sync_api.expect(board(page)).to_contain_text(re.compile(r"[1-9]\d* of 100,000 steps"), timeout=SOON)
     return int(re.search(r"([\d,]+) of 100,000 steps", board(page).text_content())[1].replace(",", ""))
 
 
