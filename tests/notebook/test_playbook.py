@@ -24,7 +24,7 @@ def root(tmp_path_factory, rendered):
 
 @pytest.mark.parametrize("path", catalogue.select(), ids=lambda path: path.stem)
 def test_a_lesson_plays_to_its_end(path, root):
-    assert runner.play([path.stem], SHORTER.get(path.stem), profile="smoke", out=root / "out") == 0
+    assert runner.play([path.stem], SHORTER.get(path.stem, {}), profile="smoke", out=root / "out") == 0
     results = json.loads((root / "out" / path.stem / "results.json").read_text())
     assert results["results"], "a lesson records what it found"
     assert (root / "out" / path.stem / f"{path.stem}.html").exists()
