@@ -4,6 +4,7 @@ Screenshots in both themes are left in runs/browser/, to be looked at.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from nbformat.v4 import new_code_cell
 
 from lfhelpers import runs
 from lfhelpers.notebook import catalogue
-from lfhelpers.processes import Member, end_tree
+from lfhelpers.processes import Member, die_with_parent, end_tree
 from tests.launch.jobs import belonging, left_after, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install -e '.[dev]'")
@@ -58,7 +59,8 @@ def lab(tmp_path, tabletop_shards, monkeypatch):
                "--expose-app-in-browser",
                f"--ServerApp.root_dir={tmp_path / 'notebooks'}", f"--LabApp.workspaces_dir={tmp_path / 'workspaces'}"]
     with (tmp_path / "lab.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True,
+                                  preexec_fn=functools.partial(die_with_parent, os.getpid()))  # also of a killed test
     try:
         found = until(lambda: next((tmp_path / "RUNTIME").glob("jpserver-*.json"), None))
         facts = until(lambda: read_whole(found))
