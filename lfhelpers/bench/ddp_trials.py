@@ -25,7 +25,7 @@ from lfhelpers.bench.trainer import Trainer
 from lfhelpers.levers import overlap, ready, tuner
 from lfhelpers.levers.buckets_sim import Gradient
 from lfhelpers.levers.comm_hooks import HALVES
-from lfhelpers.levers.in_place import InPlace
+from lfhelpers.levers.in_place import WRAPPED, InPlace
 from lfhelpers.levers.project import project
 from lfhelpers.levers.tuner import Limits, Model, Verified
 from lfhelpers.measure.exposed import Exposure, of_events
@@ -119,7 +119,7 @@ def gradients(bench: Bench, trainer: Trainer, alone: Trainer) -> list[Gradient]:
         trainer.warm_up()
         step = _profiled(bench, trainer)
         model = trainer.parts.model
-        assert isinstance(model, overlap.WRAPPED)
+        assert isinstance(model, WRAPPED)
         found = ready.replayed(overlap.buckets(model), step.collectives)
     else:
         found = ready.watched(bare(alone.parts.model), lambda: alone.run(1))

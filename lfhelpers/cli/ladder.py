@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lfhelpers.cli.bench import Out, keeping
+from lfhelpers.cli.recording import Out, keeping
 from lfhelpers.cli.words import Own, tried
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from lfhelpers.cli.bench import Out, keeping
+from lfhelpers.cli.recording import Out, keeping
 from lfhelpers.cli.words import Own, tried
 
 if TYPE_CHECKING:

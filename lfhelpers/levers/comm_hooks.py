@@ -24,9 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from lfhelpers.levers.in_place import InPlace
+from lfhelpers.levers.in_place import WRAPPED, InPlace
 
 Future = torch.futures.Future[Tensor]
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,7 +46,7 @@ class Exchange:
 
         Without a hook DDP's own path is left alone, and sends every trained parameter, whatever its gradient.
         """
-        if not isinstance(model, (DistributedDataParallel, InPlace)):
+        if not isinstance(model, WRAPPED):
             return
         if isinstance(model, InPlace) or type(self) is Exchange:
             self.count(sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad), 2)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
+from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.levers.buckets_sim import DEFAULT, MB
 
@@ -48,7 +49,9 @@ class InPlace(nn.Module):
             dist.broadcast(tensor.data, src=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's."""
+        """The model's; what a backward that failed has left behind would keep the next one from being finished."""
+        self._works.clear()
+        self._waiting.clear()
         return self.module(*args, **kwargs)
 
     @contextmanager
@@ -89,6 +92,10 @@ class InPlace(nn.Module):
         for work in self._works:
             work.wait()
         self._works.clear()
+
+
+WRAPPED = DistributedDataParallel, InPlace
+"""What may stand around a model that is trained by several ranks; both have `module` and `no_sync`."""
 
 
 def average(tensors: list[Tensor]) -> Any:

@@ -27,8 +27,6 @@ from lfhelpers.levers.buckets_sim import DEFAULT, FIRST_MB, MB
 from lfhelpers.levers.in_place import InPlace
 from lfhelpers.recipe import DdpFields, Recipe
 
-WRAPPED = DistributedDataParallel, InPlace
-"""What may stand around a model that is trained by several ranks; both have `module` and `no_sync`."""
 SETTLING = 2
 """Passes of a static graph that must exchange before any may go without: in them DDP learns the graph."""
 NEVER = 2**31 - 1

@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.errors import LfError
 from lfhelpers.levers.comm_hooks import Exchange
-from lfhelpers.levers.in_place import InPlace
+from lfhelpers.levers.in_place import WRAPPED
 from lfhelpers.runs import Run, new_folder
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.ranks import Ranks
@@ -108,7 +107,7 @@ def _read_apart(folder: Path, exchange: Exchange, ranks: Ranks, writers: int) ->
 def bare(model: nn.Module) -> nn.Module:
     """The model without torch.compile and what ranks need around it, in any nesting; compiled blocks keep names."""
     while True:
-        if isinstance(model, (DistributedDataParallel, InPlace)):
+        if isinstance(model, WRAPPED):
             model = model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
             model = inner

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from lfhelpers.levers.frozen import Ahead, InTurn, Pair
-from lfhelpers.levers.overlap import WRAPPED, settling
+from lfhelpers.levers.in_place import WRAPPED
+from lfhelpers.levers.overlap import settling
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.train.checkpoint import bare
 from lfhelpers.train.hooks import Hook, call

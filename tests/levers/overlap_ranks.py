@@ -140,17 +140,31 @@ def count_messages(exchanges, average=in_place.average):
     in_place.average = lambda tensors: (exchanges.append(len(exchanges)), average(tensors))[1]
 
 
+def broken(parameter):
+    raise FloatingPointError
+
+
 def wrapped_anew(ranks):
-    """Messages of one backward, whose model was wrapped twice: only the living wrapper may exchange."""
+    """Messages of a backward whose model was wrapped twice, after one that failed: the living wrapper alone sends."""
     torch.manual_seed(ranks.rank)  # unlike, so that starting alike is put to the test
     exchanges, model, batch = [], Model().double(), drawn(SAMPLES, torch.Generator().manual_seed(ranks.rank))
     count_messages(exchanges)
     wrapper = in_place.InPlace(model, (1.0,))
     del wrapper
     wrapper = in_place.InPlace(model, (1.0,))
+    stopped = wrapper(batch["x"])
+    last = next(model.parameters()).register_post_accumulate_grad_hook(broken)
+    try:
+        stopped.sum().backward()
+    except FloatingPointError:
+        last.remove()
+    del exchanges[:]
+    model.zero_grad()
     Doubles(None).loss(wrapper, batch, {})[0].backward()
+    grads = agreement.differences([(name, value.grad) for name, value in model.named_parameters()], ranks)
     weights = agreement.differences(list(model.named_parameters()), ranks)
-    return {"messages": len(exchanges), "weights_differ": weights, "groups": [len(names) for names in wrapper.groups]}
+    return {"messages": len(exchanges), "weights_differ": weights, "grads_differ": grads,
+            "groups": [len(names) for names in wrapper.groups]}
 
 
 def by_hand(ranks):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lfhelpers.cli.bench import keeping
+from lfhelpers.cli.recording import keeping
 from lfhelpers.errors import LfError
 from lfhelpers.measure import record as records
 from lfhelpers.measure.record import Record, Row
