@@ -1,6 +1,7 @@
 """What tests of several areas share: a small tabletop set, and a root of runs of the test's own."""
 
 import os
+import signal
 import tempfile
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 CACHE = tempfile.TemporaryDirectory(prefix="lfhelpers-tests-")  # not the user's own; goes with the process
 os.environ.setdefault("LFHELPERS_CACHE", CACHE.name)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share few cores with the jobs they start
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, shells have it ignored, by children too
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from lfhelpers.diagnose.predictions import Score
 from lfhelpers.errors import LfError, nearest
 from lfhelpers.launch import own
 from lfhelpers.levers.table import COMPETENT, LEVERS, Lever, Machine
-from lfhelpers.measure import hardware
+from lfhelpers.measure import formats, hardware
 from lfhelpers.quality import levers as gates
 from lfhelpers.quality.levers import Verdict
 from lfhelpers.recipe import PROFILED, Recipe, recipe
@@ -82,7 +82,8 @@ class Rung:
 def machine(nproc: int, use: str = "vla") -> Machine:
     """What this machine can pull for a workload, as `workload.use` names it."""
     compiler = bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
-    return Machine("cuda" if hardware.device()[0] == "cuda" else "cpu", nproc, compiler, own=own.is_own(use),
+    kind: Literal["cpu", "cuda"] = "cuda" if hardware.device()[0] == "cuda" else "cpu"
+    return Machine(kind, nproc, compiler, own=own.is_own(use), bf16=formats.has_bf16(kind),
                    frozen=not own.is_own(use) or own.defines(use, "frozen"))
 
 

@@ -223,11 +223,15 @@ def _supervisor(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def resumed(resume: Run | str, job: Recipe) -> Run:
-    """The run to go on with; raises LfError while it runs, or where `job` is not its recipe."""
+    """The run to go on with; raises LfError while it runs, or where `job` is not its recipe.
+
+    What `job` leaves to the machine, such as precision.mode = "auto", was settled when the run began.
+    """
     run = runs.load(resume)
     if run.status["state"] == "running":
         raise LfError(f"{run.id} is still running (pid {run.status['pid']}); stop it before resuming it.")
-    if changed := diff(run.recipe, job):
+    changed = {name: pair for name, pair in diff(run.recipe, job).items() if pair[1] != "auto"}
+    if changed:
         fields = ", ".join(f"{name} = {old} there, {new} here" for name, (old, new) in changed.items())
         raise LfError(f"{run.id} was started with another recipe ({fields}); resume it with its own, run.recipe.")
     return run

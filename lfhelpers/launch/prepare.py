@@ -14,7 +14,7 @@ from lfhelpers.data.manifest import is_address
 from lfhelpers.data.shards import write
 from lfhelpers.errors import LfError
 from lfhelpers.launch import own
-from lfhelpers.measure.hardware import usable_cores
+from lfhelpers.measure import formats, hardware
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import root
 
@@ -28,8 +28,8 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
     """The recipe with absolute paths, after cheap checks; says what each epoch reads, pads or drops on all ranks.
 
     The default dataset is rendered on first use, samples that a workload makes itself are packed, and the engine `auto`
-    becomes the one that is the fastest here for `nproc` ranks; with choose=False it stays, for a machine like those
-    that the job will run on.
+    becomes the one that is the fastest here for `nproc` ranks. The precision `auto` becomes what the device has units
+    for. With choose=False both stay, for a machine like those that the job will run on.
 
     Raises LfError for a size or base that does not exist, for a workload without data that breaks its contract, and for
     a folder that is missing or fails its manifest.
@@ -47,7 +47,9 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
     manifest = Manifest.load(place, cache_gb=job.data.cache_gb)
     print(make_plan(job, manifest, nproc * hosts).describe(), flush=True)
     job = job.with_(**{"data.path": place, "workload.use": _located(job.workload.use)})
-    return choice.decide(job, nproc, FIND) if choose else job
+    if not choose:
+        return job
+    return choice.decide(formats.settled(job, hardware.device(job.device)[0]), nproc, FIND)
 
 
 def _located(use: str) -> str:
@@ -102,7 +104,7 @@ def make_tabletop(out: Path | None, samples: int, *, shard_mb: float, jobs: int 
     """
     source = {"world": "tabletop", "seed": seed, "distractors": distractors}
     return write(out or default_folder(), functools.partial(_sample, seed, distractors), samples, shard_mb=shard_mb,
-                 jobs=jobs or usable_cores(), seed=seed, source=source)
+                 jobs=jobs or hardware.usable_cores(), seed=seed, source=source)
 
 
 def _sample(seed: int, distractors: int | str, index: int) -> dict[str, bytes]:

@@ -30,6 +30,8 @@ class Machine:
     """The workload is a user's: what is wasted in the built-in model's code isn't there."""
     frozen: bool = True
     """The workload can compute its frozen part by itself."""
+    bf16: bool = True
+    """The device has units for bf16 (measure.formats)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ def _needs_gpu_for_streams(machine: Machine) -> str | None:
 
 def _needs_gpu_for_kernels(machine: Machine) -> str | None:
     return None if machine.device == "cuda" else "there is no GPU to compare kernels on"
+
+
+def _needs_bf16(machine: Machine) -> str | None:
+    return None if machine.bf16 else "the device has no units for bf16, so products would only get slower"
 
 
 def _needs_vla(machine: Machine) -> str | None:
@@ -108,7 +114,7 @@ BEYOND = (
     Lever("only rows that the data has", "weights of embodiments that are not there get no gradients and no update",
           {"workload.train_unused": False}, "exact", _needs_vla),
     Lever("bf16 weights", "fp32 masters in the optimizer: no casts, and gradients half as large",
-          {"precision.weights": "bf16"}, "reordered"),
+          {"precision.weights": "bf16"}, "reordered", _needs_bf16),
     Lever("packed frozen weights", "query, key and value in one product, widths padded to 128, GELU in the product",
           {"frozen.packed": True}, "reordered", _needs_vla),
     Lever("frozen part ahead", "the next batch's frozen part is computed beside this one's update",

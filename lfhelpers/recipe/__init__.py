@@ -79,14 +79,14 @@ class Recipe(Section):
             (self.workload.per_sample_gather and not self.workload.train_unused,
              "workload.train_unused=false needs workload.per_sample_gather=false, which looks at every row"),
             (self.precision.mode == "fp16" and self.device == "cpu",
-             "precision.mode='fp16' needs a GPU; take 'bf16' for device='cpu'"),
+             "precision.mode='fp16' needs a GPU; take 'auto' for device='cpu'"),
             (self.precision.mode == "tf32" and self.device == "cpu",
              "precision.mode='tf32' needs a GPU; take 'fp32' for device='cpu'"),
             (self.compile.scope != "none" and self.batch.accumulate > 1
              and self.compile.mode in ("reduce-overhead", "max-autotune"),
              "compile.mode='reduce-overhead' and 'max-autotune' record CUDA graphs that overwrite accumulated "
              "gradients (pytorch issue 169545), so they need batch.accumulate=1; take 'max-autotune-no-cudagraphs'"),
-            (self.precision.weights == "bf16" and self.precision.mode != "bf16",
+            (self.precision.weights == "bf16" and self.precision.mode not in ("auto", "bf16"),
              "precision.weights='bf16' needs precision.mode='bf16'"),
             (self.precision.weights == "bf16" and not self.optimizer.fused,
              "precision.weights='bf16' needs optimizer.fused=true, whose kernel keeps the fp32 masters"),

@@ -119,10 +119,11 @@ class BatchFields(Section):
 class PrecisionFields(Section):
     """Number formats. Trained weights are always kept in fp32, in the model or as masters in the optimizer."""
 
-    mode: Literal["fp32", "tf32", "bf16", "fp16"] = "bf16"
-    """Autocast dtype; fp16 adds a gradient scaler, bf16 has fp32's range and needs none; tf32 rounds GEMM inputs."""
+    mode: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Autocast dtype; fp16 adds a gradient scaler, bf16 has fp32's range and needs none; tf32 rounds GEMM inputs.
+    auto: bf16 where the device has units for it, else fp32; the run's own recipe says which."""
     frozen_bf16: bool = True
-    """Keep frozen weights in bf16 when `mode` is bf16, as published."""
+    """Keep frozen weights in bf16 when the mode is bf16, as published."""
     weights: Literal["fp32", "bf16"] = "fp32"
     """Trained matrices in the model; `bf16` puts fp32 masters into the optimizer: no casts, gradients half as large."""
     init_scale: float = Field(65536.0, gt=0)

@@ -24,7 +24,7 @@ from lfhelpers.levers.comm_hooks import Exchange
 from lfhelpers.levers.compile import Compilation, session
 from lfhelpers.levers.compile_health import merged
 from lfhelpers.levers.limit import limited
-from lfhelpers.measure import hardware
+from lfhelpers.measure import formats, hardware
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.measure.probe import Probe
 from lfhelpers.measure.system import Monitor
@@ -76,6 +76,7 @@ class Job:
 
 def train(job: Recipe, run: Run, ranks: Ranks, resume: bool = False, hooks: Sequence[Hook] = ()) -> dict[str, Any]:
     """Train as the recipe says and return the summary, which rank 0 has written; `resume` continues the run folder."""
+    job = formats.settled(job, ranks.device.type)
     workload = find(job)
     manifest = Manifest.load(str(job.data.path), cache_gb=job.data.cache_gb)
     plan = make_plan(job, manifest, ranks.world)

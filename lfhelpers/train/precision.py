@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from lfhelpers.errors import LfError
+from lfhelpers.measure import formats
 from lfhelpers.recipe import PrecisionFields
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,12 +33,12 @@ class Precision:
 
     def __init__(self, fields: PrecisionFields, device: torch.device, cache: bool = True) -> None:
         """cache: keep a weight's cast for its next use; selective recomputation counts casts and can't have it."""
-        self.mode = fields.mode
+        self.mode = formats.mode(fields, device.type)
         self._cache = cache
         self._device = device.type
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=fields.init_scale, growth_interval=fields.growth_interval,
-            enabled=fields.mode == "fp16")
+            enabled=self.mode == "fp16")
 
     def autocast(self) -> torch.autocast:
         """The context of one forward pass."""
@@ -46,11 +47,12 @@ class Precision:
 
 
 @contextlib.contextmanager
-def arithmetic(mode: Literal["fp32", "tf32", "bf16", "fp16"], device: torch.device) -> Iterator[None]:
+def arithmetic(mode: Literal["auto", "fp32", "tf32", "bf16", "fp16"], device: torch.device) -> Iterator[None]:
     """What fp32 matrix products and convolutions may do inside the block: nothing short of fp32, or tf32.
 
-    The other modes leave the process as it is. Raises LfError where the device has no tf32. The older of torch's two
-    interfaces is used throughout: it sets both, and mixing them makes torch raise wherever it reads the older.
+    The other modes leave the process as it is; auto is settled (measure.formats) before a recipe comes here. Raises
+    LfError where the device has no tf32. The older of torch's two interfaces is used throughout: it sets both, and
+    mixing them makes torch raise wherever it reads the older.
     """
     if mode not in ("fp32", "tf32"):
         yield

@@ -18,6 +18,7 @@ from lfhelpers.errors import LfError
 from lfhelpers.levers import overlap
 from lfhelpers.levers.compile import session
 from lfhelpers.levers.frozen import Pair
+from lfhelpers.measure import formats
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.recipe import Recipe
 from lfhelpers.train.assemble import assemble, stream
@@ -42,8 +43,8 @@ class Trainer:
 
         pairs: device batches with their draws; by default `endless`.
         """
-        self.job = job
         self.ranks = ranks or identify(job.device)
+        self.job = job = formats.settled(job, self.ranks.device.type)
         self.workload = find(job)
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(arithmetic(job.precision.mode, self.ranks.device))

@@ -53,7 +53,7 @@ def knobs(base: Recipe, where: Machine, allow: Equivalence = "reordered", only: 
     """
     fields = base.flat()
     found = [knob for each in (*_data(base, where, cores or hardware.usable_cores()), *_compute(where),
-                               *_memory(base), *_exchange(where))
+                               *_memory(base, where), *_exchange(where))
              if len((knob := _based(each, fields)).positions) > 1 and RANK[knob.equivalence] <= RANK[allow]]
     names = [knob.name for knob in found]
     for name in only:
@@ -125,7 +125,7 @@ def _compute(where: Machine) -> list[Knob]:
     return [*found, *[packed] * (not where.own)]
 
 
-def _memory(base: Recipe) -> list[Knob]:
+def _memory(base: Recipe, where: Machine) -> list[Knob]:
     samples = base.batch.micro * base.batch.accumulate
     cuts = {f"{samples // parts} x {parts}": {"batch.micro": samples // parts, "batch.accumulate": parts}
             for parts in (1, 2, 4) if samples % parts == 0}
@@ -136,7 +136,7 @@ def _memory(base: Recipe) -> list[Knob]:
               for plan in ("none", "ops", "all")}),
         Knob("optimizer", "optimizer", "reordered", {
             "fused": {"optimizer.fused": True, "precision.weights": "fp32"},
-            "fused, bf16 weights": {"optimizer.fused": True, "precision.weights": "bf16"},
+            **({"fused, bf16 weights": {"optimizer.fused": True, "precision.weights": "bf16"}} if where.bf16 else {}),
             "foreach": {"optimizer.fused": False, "precision.weights": "fp32"}}),
     ]
     # A scale is a power of two, so it changes no bit of a step but those that overflow, which are skipped.

@@ -15,6 +15,7 @@ from lfhelpers.diagnose.ceilings import Ceilings
 from lfhelpers.diagnose.timelines import Serial
 from lfhelpers.errors import LfError
 from lfhelpers.levers.table import Machine
+from lfhelpers.measure import formats
 from lfhelpers.notebook.ladder_charts import climb_bars
 from lfhelpers.quality import levers as gates
 from lfhelpers.recipe import Recipe
@@ -208,4 +209,5 @@ def test_what_a_rungs_trace_promised_stands_beside_what_the_next_one_won(
 def test_what_a_machine_can_pull(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "")
     monkeypatch.setattr(climb.shutil, "which", lambda name: None)
-    assert climb.machine(2) == Machine("cpu", 2, compiler=False) or climb.machine(2).device == "cuda"
+    laptop = Machine("cpu", 2, compiler=False, bf16=formats.has_bf16("cpu"))
+    assert climb.machine(2) == laptop or climb.machine(2).device == "cuda"

@@ -10,7 +10,8 @@ import warnings
 import pytest
 
 from lfhelpers import runs
-from lfhelpers.launch import Job, LaunchError, launch, start, status_line
+from lfhelpers.errors import LfError
+from lfhelpers.launch import Job, LaunchError, launch, resumed, start, status_line
 from lfhelpers.recipe import recipe
 from tests.launch.jobs import until, working
 
@@ -96,6 +97,14 @@ def test_a_run_goes_on_in_its_own_folder_on_a_given_port(place, capsys):
     assert not (run.path / "logs" / "torchrun" / "old").exists()
     assert [found.id for found in runs.find()].count(run.id) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "done: 1/80 steps, loss 0.5000"
+
+
+def test_a_run_is_resumed_by_its_own_recipe_which_says_what_the_machine_settled(place):
+    run = runs.create(JOB.with_("precision.mode=fp32"))
+    run.set_status("stopped", "by hand")
+    assert resumed(run, JOB.with_("precision.mode=auto")).path == run.path
+    with pytest.raises(LfError, match=r"another recipe \(precision.mode = fp32 there, bf16 here\); resume it with its"):
+        resumed(run, JOB.with_("precision.mode=bf16"))
 
 
 def impostor(code: str) -> Job:

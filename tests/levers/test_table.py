@@ -21,9 +21,10 @@ def test_each_lever_changes_exactly_its_fields(lever):
 
 
 def test_obstacles_depend_on_the_machine():
-    laptop, node = Machine("cpu", ranks=1, compiler=False), Machine("cuda", ranks=8)
+    laptop, node = Machine("cpu", ranks=1, compiler=False, bf16=False), Machine("cuda", ranks=8)
     assert [lever.name for lever in LEVERS if lever.obstacle(laptop)] == [
-        "asynchronous copy", "lean DDP", "compiled blocks", "CUDA graph", "frozen part ahead", "large buckets"]
+        "asynchronous copy", "lean DDP", "compiled blocks", "CUDA graph", "bf16 weights", "frozen part ahead",
+        "large buckets"]
     assert [lever.name for lever in LEVERS if lever.obstacle(node)] == []
     assert {lever.equivalence for lever in COMPETENT + BEYOND} == {"exact", "reordered"}
 

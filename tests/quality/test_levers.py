@@ -35,7 +35,7 @@ def test_runs_of_other_lengths_say_nothing() -> None:
 
 
 def test_real_gradients_of_tiny() -> None:
-    job = recipe("competent", "workload.size=tiny", "device=cpu")
+    job = recipe("competent", "workload.size=tiny", "device=cpu", "precision.mode=bf16")
     errors = levers.gradient_errors({"": job, "packed": job.with_("frozen.packed=true"),
                                      "coarse": job.with_(**{"precision.mode": "fp32"})})
     assert 0 < errors["packed"] <= 1.5 * errors[""] < 0.1

@@ -20,7 +20,8 @@ CASES = [("cpu", "tiny", LEVERS), pytest.param("cuda", "small", ON_GPU, marks=GP
 
 def gradients(device, size, *overrides, exact=False):
     """All trained gradients of one batch in one vector, float64; `exact`: computed in float64 throughout."""
-    trainer = Trainer(recipe("competent", f"workload.size={size}", "batch.micro=4", f"device={device}", *overrides))
+    trainer = Trainer(recipe("competent", f"workload.size={size}", "batch.micro=4", f"device={device}",
+                             "precision.mode=bf16", *overrides))
     place = trainer.ranks.device
     given = batch(trainer.workload, trainer.job, 0, place)
     draws = trainer.workload.draws(4, torch.Generator(place).manual_seed(0))
@@ -43,7 +44,8 @@ def test_gradients_are_as_near_to_fp64_as_those_of_eager_bf16(device, size, leve
     ("cpu", "tiny", 40, LEVERS),
     pytest.param("cuda", "small", 200, (*ON_GPU, "graph.scope=step", "frozen.ahead=true"), marks=GPU)])
 def test_a_run_with_the_levers_goes_the_way_of_the_eager_one(device, size, steps, levers):
-    common = (f"workload.size={size}", "batch.micro=8", f"device={device}", "log.skip=0", f"steps={steps}")
+    common = (f"workload.size={size}", "batch.micro=8", f"device={device}", "precision.mode=bf16", "log.skip=0",
+              f"steps={steps}")
     (eager, _), (ours, recorded) = (losses(recipe("competent", *common, *more), steps) for more in ((), levers))
     band = gates.band(ours, eager)
     print(f"{device} {size}: median difference of a step {band.step:.4%}, of the last 20 steps' loss {band.end:.4%}")

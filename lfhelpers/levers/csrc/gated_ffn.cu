@@ -1,8 +1,9 @@
 // silu(gate) * up and its gradient: every number is read once and written once, and nothing in between is rounded.
 //
 // `packed` [rows, 2 * hidden] is what one matrix product of x with both weights gives: gate on the left, up on the
-// right. A thread moves 16 bytes at a time, walks down its columns with the stride of the grid, and counts in 64 bits,
-// since rows * 2 * hidden may pass 2^31. Matrix products stay outside: cuBLAS does them at the speed of the device.
+// right. A thread moves 16 bytes of each tensor once and ends, so while some blocks wait for what they have asked for,
+// others store, and new ones ask. It counts in 64 bits, since rows * 2 * hidden may pass 2^31. Matrix products stay
+// outside: cuBLAS does them at the speed of the device.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/Dispatch.h>
@@ -14,14 +15,12 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <tuple>
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBlocksPerSm = 8;  // 2,048 threads: all that a multiprocessor holds, so enough bytes are on their way
+constexpr int kThreads = 128;
 
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vec {
@@ -40,51 +39,47 @@ __device__ __forceinline__ at::opmath_type<T> sigmoid(at::opmath_type<T> x) {
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-product_kernel(const T* __restrict__ packed, T* __restrict__ product, int64_t rows, int64_t hidden) {
+product_kernel(const T* __restrict__ packed, T* __restrict__ product, int64_t hidden) {
   using V = Vec<T, N>;
   using Wide = at::opmath_type<T>;
-  const int64_t column = N * (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x);
+  const int64_t row = blockIdx.x, column = N * (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x);
   if (column >= hidden) return;
-  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-    const T* from = packed + row * 2 * hidden + column;
-    const V gate = *reinterpret_cast<const V*>(from);
-    const V up = *reinterpret_cast<const V*>(from + hidden);
-    V out;
+  const T* from = packed + row * 2 * hidden + column;
+  const V gate = *reinterpret_cast<const V*>(from);
+  const V up = *reinterpret_cast<const V*>(from + hidden);
+  V out;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const Wide a = static_cast<Wide>(gate.at[i]);
-      out.at[i] = static_cast<T>(a * sigmoid<T>(a) * static_cast<Wide>(up.at[i]));
-    }
-    *reinterpret_cast<V*>(product + row * hidden + column) = out;
+  for (int i = 0; i < N; ++i) {
+    const Wide a = static_cast<Wide>(gate.at[i]);
+    out.at[i] = static_cast<T>(a * sigmoid<T>(a) * static_cast<Wide>(up.at[i]));
   }
+  *reinterpret_cast<V*>(product + row * hidden + column) = out;
 }
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
 grad_kernel(const T* __restrict__ grad, const T* __restrict__ packed, T* __restrict__ grad_packed,
-            T* __restrict__ product, int64_t rows, int64_t hidden) {
+            T* __restrict__ product, int64_t hidden) {
   using V = Vec<T, N>;
   using Wide = at::opmath_type<T>;
-  const int64_t column = N * (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x);
+  const int64_t row = blockIdx.x, column = N * (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x);
   if (column >= hidden) return;
-  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-    const int64_t wide_at = row * 2 * hidden + column, at = row * hidden + column;
-    const V gate = *reinterpret_cast<const V*>(packed + wide_at);
-    const V up = *reinterpret_cast<const V*>(packed + wide_at + hidden);
-    const V given = *reinterpret_cast<const V*>(grad + at);
-    V to_gate, to_up, out;
+  const int64_t wide_at = row * 2 * hidden + column, at = row * hidden + column;
+  const V gate = *reinterpret_cast<const V*>(packed + wide_at);
+  const V up = *reinterpret_cast<const V*>(packed + wide_at + hidden);
+  const V given = *reinterpret_cast<const V*>(grad + at);
+  V to_gate, to_up, out;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const Wide a = static_cast<Wide>(gate.at[i]), b = static_cast<Wide>(up.at[i]), g = static_cast<Wide>(given.at[i]);
-      const Wide s = sigmoid<T>(a), silu = a * s;
-      to_gate.at[i] = static_cast<T>(g * b * s * (Wide(1) + a * (Wide(1) - s)));
-      to_up.at[i] = static_cast<T>(g * silu);
-      out.at[i] = static_cast<T>(silu * b);  // the forward's result again, for the gradient of the down projection
-    }
-    *reinterpret_cast<V*>(grad_packed + wide_at) = to_gate;
-    *reinterpret_cast<V*>(grad_packed + wide_at + hidden) = to_up;
-    *reinterpret_cast<V*>(product + at) = out;
+  for (int i = 0; i < N; ++i) {
+    const Wide a = static_cast<Wide>(gate.at[i]), b = static_cast<Wide>(up.at[i]), g = static_cast<Wide>(given.at[i]);
+    const Wide s = sigmoid<T>(a), silu = a * s;
+    to_gate.at[i] = static_cast<T>(g * b * s * (Wide(1) + a * (Wide(1) - s)));
+    to_up.at[i] = static_cast<T>(g * silu);
+    out.at[i] = static_cast<T>(silu * b);  // the forward's result again, for the gradient of the down projection
   }
+  *reinterpret_cast<V*>(grad_packed + wide_at) = to_gate;
+  *reinterpret_cast<V*>(grad_packed + wide_at + hidden) = to_up;
+  *reinterpret_cast<V*>(product + at) = out;
 }
 
 bool in_vectors(const at::Tensor& tensor, int64_t hidden) {
@@ -93,12 +88,8 @@ bool in_vectors(const at::Tensor& tensor, int64_t hidden) {
 
 dim3 grid_of(int64_t rows, int64_t hidden, int numbers) {
   const int64_t across = (hidden + kThreads * numbers - 1) / (kThreads * numbers);
-  int device = 0, processors = 0;
-  C10_CUDA_CHECK(cudaGetDevice(&device));
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  const int64_t resident = static_cast<int64_t>(processors) * kBlocksPerSm;
-  const int64_t down = std::clamp<int64_t>(resident / across, 1, std::min<int64_t>(rows, 65535));
-  return dim3(static_cast<unsigned>(across), static_cast<unsigned>(down));
+  TORCH_CHECK(rows <= INT32_MAX && across <= 65535, "swiglu: ", rows, " rows of ", hidden, " are more than a grid holds");
+  return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(across));
 }
 
 void check(const at::Tensor& packed) {
@@ -118,9 +109,9 @@ at::Tensor swiglu(const at::Tensor& packed) {
     const scalar_t* from = packed.const_data_ptr<scalar_t>();
     scalar_t* to = product.mutable_data_ptr<scalar_t>();
     if (in_vectors(packed, hidden)) {
-      product_kernel<scalar_t, kWide><<<grid_of(rows, hidden, kWide), kThreads, 0, stream>>>(from, to, rows, hidden);
+      product_kernel<scalar_t, kWide><<<grid_of(rows, hidden, kWide), kThreads, 0, stream>>>(from, to, hidden);
     } else {
-      product_kernel<scalar_t, 1><<<grid_of(rows, hidden, 1), kThreads, 0, stream>>>(from, to, rows, hidden);
+      product_kernel<scalar_t, 1><<<grid_of(rows, hidden, 1), kThreads, 0, stream>>>(from, to, hidden);
     }
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   });
@@ -143,9 +134,9 @@ std::tuple<at::Tensor, at::Tensor> swiglu_grad(const at::Tensor& grad, const at:
     scalar_t *to = grad_packed.mutable_data_ptr<scalar_t>(), *out = product.mutable_data_ptr<scalar_t>();
     if (in_vectors(packed, hidden) && in_vectors(grad, hidden)) {
       grad_kernel<scalar_t, kWide>
-          <<<grid_of(rows, hidden, kWide), kThreads, 0, stream>>>(given, from, to, out, rows, hidden);
+          <<<grid_of(rows, hidden, kWide), kThreads, 0, stream>>>(given, from, to, out, hidden);
     } else {
-      grad_kernel<scalar_t, 1><<<grid_of(rows, hidden, 1), kThreads, 0, stream>>>(given, from, to, out, rows, hidden);
+      grad_kernel<scalar_t, 1><<<grid_of(rows, hidden, 1), kThreads, 0, stream>>>(given, from, to, out, hidden);
     }
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   });
