@@ -28,7 +28,7 @@ from lfhelpers.diagnose.aside import fused_ms, observer_us, wait
 from lfhelpers.diagnose.untouched import untouched
 from lfhelpers.diagnose.variants import Variant, answered, endless, variants
 from lfhelpers.errors import LfError
-from lfhelpers.measure import hardware
+from lfhelpers.measure import chrome_trace, hardware
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.measure.statistics import Comparison, effect
 from lfhelpers.recipe import Recipe
@@ -220,15 +220,13 @@ class Bench:
         """
         cuda = [ProfilerActivity.CUDA] if self.ranks.device.type == "cuda" else []
         step, pairs = self.trainer.step, endless(self.held)
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f".rank-{self.ranks.rank}.json.gz"
+        file = folder / f"rank-{self.ranks.rank}.json.gz"
         with profile(activities=[ProfilerActivity.CPU, *cuda], record_shapes=bool(cuda),  # for rates of kernels alone
                      schedule=schedule(wait=0, warmup=1, active=TRACED, repeat=1),
-                     on_trace_ready=lambda done: done.export_chrome_trace(str(unfinished))) as profiler:
+                     on_trace_ready=lambda done: chrome_trace.write(done, file)) as profiler:
             for _ in range(1 + TRACED):
                 self.trainer.run(1, step, pairs)
                 profiler.step()
-        unfinished.replace(folder / unfinished.name[1:])
         return observer_us(self.ranks.device, cuda)
 
     def _settle(self) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lfhelpers.diagnose.watch_report import WatchReport
+from lfhelpers.measure import chrome_trace
 from lfhelpers.measure.clock import PHASES, StepClock
 
 KEPT = 10_000
@@ -174,10 +175,9 @@ def _traced(watch: Watch, folder: Path | None) -> Iterator[Callable[[int], bool]
         return
     cuda = [ProfilerActivity.CUDA] if watch._device.type == "cuda" else []
     first, last = watch._skip + 1, watch._skip + 2 + TRACED
-    folder.mkdir(parents=True, exist_ok=True)
 
     def done(profiler: Any) -> None:
-        profiler.export_chrome_trace(str(folder / "rank-0.json.gz"))
+        chrome_trace.write(profiler, folder / "rank-0.json.gz")
         watch.traces = folder
 
     with profile(activities=[ProfilerActivity.CPU, *cuda], record_shapes=bool(cuda), on_trace_ready=done,

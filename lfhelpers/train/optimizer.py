@@ -28,13 +28,11 @@ from lfhelpers.train.sharded import Shards
 def learning_rates(fields: OptimizerFields, peak: float, steps: int) -> Tensor:
     """The learning rate of each applied step, float32 [steps + 1] (the last one is never used up)."""
     warmup = round(fields.warmup * steps)
-    rates = []
-    for step in range(steps + 1):
-        rise = min(1.0, (step + 1) / (warmup + 1))
-        done = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
-        fall = 0.5 * (1 + math.cos(math.pi * done)) if fields.schedule == "cosine" else 1.0
-        rates.append(peak * rise * fall)
-    return torch.tensor(rates, dtype=torch.float32)
+    step = torch.arange(steps + 1, dtype=torch.float64)
+    rise = ((step + 1) / (warmup + 1)).clamp(max=1)
+    done = ((step - warmup) / max(1, steps - warmup)).clamp(0, 1)
+    fall = 0.5 * (1 + torch.cos(math.pi * done)) if fields.schedule == "cosine" else 1.0
+    return (peak * rise * fall).float()
 
 
 class Optimizer:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from lfhelpers.measure import chrome_trace
 from lfhelpers.recipe import PROFILED, Recipe
 from lfhelpers.runs import Run
 from lfhelpers.train.hooks import Hook
@@ -63,12 +64,7 @@ class Traces(Hook):
             summary["traces"] = {"steps": [step + 1 for step in self._steps[WARMUP:]], "mb": round(self._written_mb, 2)}
 
     def _write(self, recorded: Any) -> None:
-        """Under another name first, so that no reader meets half a trace."""
-        self._path.parent.mkdir(exist_ok=True)
-        unfinished = self._path.with_name(f".{self._path.name}")
-        recorded.export_chrome_trace(str(unfinished))
-        self._written_mb = unfinished.stat().st_size / 2**20
-        unfinished.replace(self._path)
+        self._written_mb = chrome_trace.write(recorded, self._path)
         if self._written_mb > LARGEST_MB:
             print(f"the trace of rank {self._ranks.rank} has {self._written_mb:.0f} MB: its steps hold very many "
                   "operators", flush=True)
