@@ -61,7 +61,7 @@ def run(parts: Sequence[str] = (), micro: int | None = None, effort: Effort = QU
 def plans(scale: Scale, effort: Effort) -> Part:
     """Every plan's bytes, peak and time against the step without one."""
     job = scale.job(scale.micro)
-    found = planner.survey(job, effort, keep=False)
+    found = planner.survey(job, effort, again=True)
     where = isolated.call(footprint.describe, job, timeout=300)
     checks = {"bytes_saved_at_8pct": choice.saved_within(found.points, 0.08),
               "bytes_saved_at_20pct": choice.saved_within(found.points, 0.20),

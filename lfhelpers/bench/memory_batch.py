@@ -76,7 +76,7 @@ def widened(scale: Scale) -> Part:
     """The whole decoder trained, text loss on: largest micro-batch and throughput, without a plan and with one."""
     job = scale.job(scale.widened, *WIDENED)
     effort = Effort(budgets=(), every=(0,), rules=False, loss_rows=scale.loss_rows, pairs=3, steps=2)
-    found = planner.survey(job, effort, keep=False)
+    found = planner.survey(job, effort, again=True)
     limit = _limit(found.profile.standing, found.profile.peak)
     point = choice.fastest_with_room(found, scale.widened, limit, GAIN)
     sides = {"without a plan": job, "with the plan": Candidate(point.name, point.family, point.fields).recipe(job)}

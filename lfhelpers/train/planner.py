@@ -46,8 +46,8 @@ def plan(job: Recipe, limit_gib: float | None = None, goal: Literal["time", "bat
          effort: Effort = QUICK, again: bool = False) -> Planned:
     """The recipe with the fastest plan of at most `limit_gib`, or with that for the largest micro-batch in it.
 
-    limit_gib: none given: the device's memory. again: measure anew what the cache holds. The caller must not have used
-    CUDA. Raises LfError where nothing fits.
+    limit_gib: none given: the device's memory. again: as in `survey`. The caller must not have used CUDA. Raises
+    LfError where nothing fits.
     """
     found = survey(job, effort, again=again)
     limit = (limit_gib or _device_gib() or math.inf) * GIB
@@ -63,15 +63,15 @@ def survey(job: Recipe, effort: Effort = QUICK, keep: bool = True, again: bool =
     """Every plan's point, measured in child processes, or out of the cache.
 
     keep: by the cache's file of this model, its shapes and hardware; else all is measured, and nothing kept. again:
-    measure what the cache holds anew. timeout: seconds for one process.
+    measure anew what the cache holds whole; a search that was stopped goes on. timeout: seconds for one process.
     """
     job = job.with_(**{"log.skip": 0, "graph.warmup": 3, "steps": 1000})
     if not keep:
         with tempfile.TemporaryDirectory() as folder:
             return _searched(job, effort, Path(folder) / "survey.json", timeout)
     file = cached(job, effort)
-    if again:
-        file.unlink(missing_ok=True)
+    if again and plan_trial.complete(file):
+        file.unlink()
     file.parent.mkdir(parents=True, exist_ok=True)
     return _searched(job, effort, file, timeout)
 

@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 
+import orjson
 import pytest
 import torch
 from torch import nn
@@ -76,6 +77,20 @@ def test_a_plan_is_part_of_the_recipe_and_comes_from_the_cache(found, monkeypatc
         point.peak for point in found.points)
     with pytest.raises(LfError, match="no plan stays within"):
         planner.plan(JOB, limit_gib=limit / 10, effort=EFFORT)
+
+
+@pytest.mark.parametrize(("done", "kept"), [(False, True), (True, False)], ids=["stopped", "whole"])
+def test_again_goes_on_with_a_search_that_was_stopped_and_begins_anew_otherwise(
+        found, cache, monkeypatch, done, kept):
+    (file,), began_with = (cache / "plans").glob("*.json"), []
+    content = orjson.loads(file.read_bytes())
+    file.write_bytes(orjson.dumps(content | {"done": done}))
+
+    def measured(function, job, effort, file, terminal, timeout):
+        began_with.append(file.exists())
+        file.write_bytes(orjson.dumps(content))
+    monkeypatch.setattr(isolated, "call", measured)
+    assert planner.survey(JOB, EFFORT, again=True) == found and began_with == [kept]
 
 
 def test_another_shape_has_another_file_of_the_cache(cache):
