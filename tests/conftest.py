@@ -12,6 +12,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share few cores with the 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, shells have it ignored, by children too
 
 
+def pytest_collection_modifyitems(items):
+    """What takes minutes comes first, so that no process of pytest is left alone with it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory):
     """Tabletop sets by name, each rendered once for all processes of pytest; who finds another at it waits."""

@@ -146,6 +146,7 @@ def base() -> Path:
     return load("tiny").folder
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_the_tiny_base_learns_its_task_and_a_blind_policy_does_not(base: Path) -> None:
     card = pretrained.card(base)
@@ -155,6 +156,7 @@ def test_the_tiny_base_learns_its_task_and_a_blind_policy_does_not(base: Path) -
     assert shares["success"] > 0.5 and shares["action_mse"] > 0.3
 
 
+@pytest.mark.long
 def test_a_recipe_starts_from_the_base_with_its_sight_frozen(base: Path) -> None:
     job = recipe("competent", "workload.base=tiny", "precision.mode=fp32", "evaluate.task=pair", "evaluate.episodes=24")
     workload = Vla(job)
@@ -170,6 +172,7 @@ def test_a_recipe_starts_from_the_base_with_its_sight_frozen(base: Path) -> None
     assert figures["success"] > 0.45 and figures["episodes"] == 24
 
 
+@pytest.mark.long
 def test_a_base_of_another_size_name_or_code_is_refused(base: Path, cache: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LfError, match=r"no such base, there is none in"):
@@ -185,6 +188,7 @@ def test_a_base_of_another_size_name_or_code_is_refused(base: Path, cache: Path,
     assert pretrained.find(str(base)) == base
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("runs_root")
 def test_a_run_fine_tunes_from_the_base_through_the_real_loop(base: Path, tabletop_shards: Path) -> None:
     job = recipe("competent", "workload.base=tiny", "precision.mode=fp32", f"data.path={tabletop_shards}", "steps=2",
