@@ -29,7 +29,8 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
 
     The default dataset is rendered on first use, samples that a workload makes itself are packed, and the engine `auto`
     becomes the one that is the fastest here for `nproc` ranks. The precision `auto` becomes what the device has units
-    for. With choose=False both stay, for a machine like those that the job will run on.
+    for, unless ranks run on several hosts, of which this may be none: they settle it. With choose=False both stay, for
+    a machine like those that the job will run on.
 
     Raises LfError for a size or base that does not exist, for a workload without data that breaks its contract, and for
     a folder that is missing or fails its manifest.
@@ -49,7 +50,9 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
     job = job.with_(**{"data.path": place, "workload.use": _located(job.workload.use)})
     if not choose:
         return job
-    return choice.decide(formats.settled(job, hardware.device(job.device)[0]), nproc, FIND)
+    if hosts == 1:
+        job = formats.settled(job, hardware.device(job.device)[0])
+    return choice.decide(job, nproc, FIND)
 
 
 def _located(use: str) -> str:

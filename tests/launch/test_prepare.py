@@ -3,9 +3,12 @@
 import os
 import threading
 
+import pytest
+
 from lfhelpers.data import Manifest
 from lfhelpers.data.locks import Locked
 from lfhelpers.launch import prepare
+from lfhelpers.measure import formats
 from lfhelpers.recipe import recipe
 
 
@@ -40,3 +43,12 @@ def test_the_default_set_is_rendered_on_first_use_and_then_taken(runs_root, monk
     assert manifest.samples == 4 and manifest.read(0)["front.jpg"].startswith(b"\xff\xd8")
     again = prepare.prepare(recipe("competent"), 1)
     assert again.data.path == job.data.path and "no dataset yet" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("hosts", "choose", "mode"), [(1, True, "fp32"), (2, True, "auto"), (1, False, "auto")])
+def test_a_precision_left_to_the_machine_is_settled_where_ranks_will_run(
+        tabletop_shards, monkeypatch, hosts, choose, mode):
+    """This may be none of several hosts, or the login node of a cluster."""
+    monkeypatch.setattr(formats, "cpu_flags", frozenset)
+    job = recipe("competent", f"data.path={tabletop_shards}", device="cpu")
+    assert prepare.prepare(job, 1, hosts, choose).precision.mode == mode
