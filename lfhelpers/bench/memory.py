@@ -3,7 +3,8 @@
 `plans` measures every plan of the planner and the published rules of thumb on the same step, in turns with the step
 without a plan. `widened` trains the whole decoder with the text loss, where activations dominate: the largest
 micro-batch and the throughput there, with and without a plan. `pace` is throughput over the micro-batch, with the knee.
-On a CPU everything runs at `tiny`: exact bytes and the mechanism, no claim about time.
+On a CPU everything runs at `tiny`: exact bytes and the mechanism, no claim about time. Plans are always measured
+anew, but a search that was stopped goes on where it was.
 """
 
 from __future__ import annotations

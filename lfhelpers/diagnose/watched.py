@@ -175,6 +175,7 @@ def _traced(watch: Watch, folder: Path | None) -> Iterator[Callable[[int], bool]
         return
     cuda = [ProfilerActivity.CUDA] if watch._device.type == "cuda" else []
     first, last = watch._skip + 1, watch._skip + 2 + TRACED
+    folder.mkdir(parents=True, exist_ok=True)  # now: the loop is to hear of a folder that can't be before it begins
 
     def done(profiler: Any) -> None:
         chrome_trace.write(profiler, folder / "rank-0.json.gz")

@@ -26,6 +26,7 @@ from lfhelpers.launch import hosts as several
 from lfhelpers.launch.failures import ending, log_tail
 from lfhelpers.launch.hosts import Place
 from lfhelpers.launch.watch import follow, last_step, screen, status_line, watch
+from lfhelpers.measure import formats, hardware
 from lfhelpers.recipe import Recipe, diff
 from lfhelpers.runs import Run
 
@@ -225,13 +226,13 @@ def _supervisor(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 def resumed(resume: Run | str, job: Recipe) -> Run:
     """The run to go on with; raises LfError while it runs, or where `job` is not its recipe.
 
-    What `job` leaves to the machine, such as precision.mode = "auto", was settled when the run began.
+    A precision that either leaves to the machine counts as what it would be here.
     """
     run = runs.load(resume)
     if run.status["state"] == "running":
         raise LfError(f"{run.id} is still running (pid {run.status['pid']}); stop it before resuming it.")
-    changed = {name: pair for name, pair in diff(run.recipe, job).items() if pair[1] != "auto"}
-    if changed:
+    here = [formats.settled(each, hardware.expected(each.device)) for each in (run.recipe, job)]
+    if changed := diff(*here):
         fields = ", ".join(f"{name} = {old} there, {new} here" for name, (old, new) in changed.items())
         raise LfError(f"{run.id} was started with another recipe ({fields}); resume it with its own, run.recipe.")
     return run

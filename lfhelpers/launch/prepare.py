@@ -36,10 +36,12 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
     a folder that is missing or fails its manifest.
     """
     if job.workload.use == "vla":
-        from lfhelpers.workloads.vla import pretrained, sizes
+        from lfhelpers.workloads.vla import sizes
 
         sizes.find(job.workload.size)
         if job.workload.base:  # the run's recipe says which one it was, also when the code has changed
+            from lfhelpers.workloads.vla import pretrained  # with torch, which a launcher else needn't import
+
             job = job.with_(**{"workload.base": str(pretrained.find(job.workload.base))})
     if job.data.path is None and job.workload.use == "vla" and not _made():
         _make_default()
@@ -51,7 +53,7 @@ def prepare(job: Recipe, nproc: int, hosts: int = 1, choose: bool = True) -> Rec
     if not choose:
         return job
     if hosts == 1:
-        job = formats.settled(job, hardware.device(job.device)[0])
+        job = formats.settled(job, hardware.expected(job.device))
     return choice.decide(job, nproc, FIND)
 
 

@@ -93,6 +93,14 @@ def device(choice: str = "auto") -> tuple[str, str]:
     return "cpu", why
 
 
+def expected(choice: str) -> str:
+    """What `device` will answer, by NVML alone: for a launcher, which has no other need of torch and its seconds.
+
+    A torch that can't use the GPU that is there isn't seen.
+    """
+    return "cpu" if choice == "cpu" or not visible_gpus() else "cuda"
+
+
 def usable_cores() -> int:
     """Cores that this process may keep busy: CPU affinity and the control group's quota, rounded down, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -190,10 +190,11 @@ def _where(side: Side) -> dict[str, Any]:
     known, report = side.environment, side.report
     versions, hardware, commit = (known.get(key, {}) for key in ("versions", "hardware", "commit"))
     job: Recipe = side.run.recipe
+    precision = side.run.summary.get("precision", job.precision.mode)
     batch = f"{report.ranks if report else '?'} x {job.batch.micro} x {job.batch.accumulate}"
     named = {"run": side.run.id, "hardware": report.hardware if report else None, "cores": hardware.get("cores"),
              "driver": hardware.get("driver"), "python": versions.get("python"), "torch": versions.get("torch"),
              "commit": (commit.get("hash") or "")[:10] or None, "time": known.get("time"),
              "model": f"{shown(job.workload.use)}, {job.workload.size}", "ranks x micro x accumulate": batch,
-             "timed steps": report.steps if report else None, "precision": job.precision.mode, "seed": job.seed}
+             "timed steps": report.steps if report else None, "precision": precision, "seed": job.seed}
     return {topic: value for topic, value in named.items() if value is not None}

@@ -121,7 +121,7 @@ class PrecisionFields(Section):
 
     mode: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Autocast dtype; fp16 adds a gradient scaler, bf16 has fp32's range and needs none; tf32 rounds GEMM inputs.
-    auto: bf16 where the device has units for it, else fp32; the run's own recipe says which."""
+    auto: bf16 where the device has units for it, else fp32; the run's summary says which."""
     frozen_bf16: bool = True
     """Keep frozen weights in bf16 when the mode is bf16, as published."""
     weights: Literal["fp32", "bf16"] = "fp32"

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from lfhelpers import runs
 from lfhelpers.errors import LfError
+from lfhelpers.measure import formats
 from lfhelpers.runs import Run
 from lfhelpers.train import checkpoint
 from lfhelpers.train.nonfinite import Finding, examine
@@ -68,7 +69,8 @@ def replay(which: str | os.PathLike[str] | Run, step: int, rank: int = 0) -> Rep
     if not path.exists():
         kept = ", ".join(sorted(item.name for item in run.path.glob("nonfinite-step-*.pt"))) or "none"
         raise LfError(f"run {run.id} has kept no batch of step {step} on rank {rank}; there is {kept}.")
-    job, device = run.recipe, identify(run.recipe.device).device
+    device = identify(run.recipe.device).device
+    job = formats.settled(run.recipe, device.type)  # as its ranks did, where they ran on several hosts
     workload = find(job)
     torch.manual_seed(job.seed)
     with device:

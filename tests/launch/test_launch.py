@@ -12,6 +12,7 @@ import pytest
 from lfhelpers import runs
 from lfhelpers.errors import LfError
 from lfhelpers.launch import Job, LaunchError, launch, resumed, start, status_line
+from lfhelpers.measure import formats
 from lfhelpers.recipe import recipe
 from tests.launch.jobs import until, working
 
@@ -99,12 +100,19 @@ def test_a_run_goes_on_in_its_own_folder_on_a_given_port(place, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "done: 1/80 steps, loss 0.5000"
 
 
-def test_a_run_is_resumed_by_its_own_recipe_which_says_what_the_machine_settled(place):
+def test_a_run_is_resumed_by_its_own_recipe_or_by_one_that_means_the_same_here(place, monkeypatch):
     run = runs.create(JOB.with_("precision.mode=fp32"))
     run.set_status("stopped", "by hand")
+    monkeypatch.setattr(formats, "cpu_flags", frozenset)
     assert resumed(run, JOB.with_("precision.mode=auto")).path == run.path
-    with pytest.raises(LfError, match=r"another recipe \(precision.mode = fp32 there, bf16 here\); resume it with its"):
+    other = r"another recipe \(precision.mode = fp32 there, bf16 here\); resume it with its"
+    with pytest.raises(LfError, match=other):
         resumed(run, JOB.with_("precision.mode=bf16"))
+    with pytest.raises(LfError, match=r"data\.loader = webdataset there, auto here"):
+        resumed(run, JOB.with_("data.loader=auto"))
+    monkeypatch.setattr(formats, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    with pytest.raises(LfError, match=other):
+        resumed(run, JOB.with_("precision.mode=auto"))
 
 
 def impostor(code: str) -> Job:

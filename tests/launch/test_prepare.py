@@ -1,6 +1,8 @@
 """The default dataset is rendered where nobody named one, through the command, and once, however many ask for it."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -52,3 +54,11 @@ def test_a_precision_left_to_the_machine_is_settled_where_ranks_will_run(
     monkeypatch.setattr(formats, "cpu_flags", frozenset)
     job = recipe("competent", f"data.path={tabletop_shards}", device="cpu")
     assert prepare.prepare(job, 1, hosts, choose).precision.mode == mode
+
+
+def test_who_prepares_a_job_does_not_import_torch(tabletop_shards):
+    """It takes seconds, and a launcher has no need of it."""
+    code = ("import sys; from lfhelpers.launch.prepare import prepare; from lfhelpers.recipe import recipe; "
+            "job = prepare(recipe('competent', 'data.path=' + sys.argv[1]), 1); "
+            "assert job.precision.mode != 'auto' and 'torch' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code, str(tabletop_shards)], check=True)
