@@ -22,6 +22,7 @@ from lfhelpers.recipe import Recipe, recipe
 
 COMMON = ("data.loader=synthetic", "log.skip=5", "steps=1000", "compile.recompile_limit=32")
 """All jobs: no data, and room for the forms that trainers with and without exchange bring."""
+UNSHARDED = ("ddp.shard_optimizer=false",)
 LOOK = 0.2
 """Seconds between looks at a job."""
 
@@ -41,6 +42,8 @@ class Part:
 def parts(overrides: Sequence[str] = (), slow_link: str | None = None) -> tuple[Part, ...]:
     """The parts for this machine: on GPUs `full` at 16, `small` at 32 and a slow link; on a CPU the same with `tiny`.
 
+    ddp and in_place are what `full` would cost without sharding, and without gradients in place as well.
+
     slow_link: as ddp.slow_link, for the last part; none given: TCP alone on GPUs, 0.05 GB/s on a CPU.
     """
     gpu = hardware.device()[0] == "cuda"
@@ -48,7 +51,9 @@ def parts(overrides: Sequence[str] = (), slow_link: str | None = None) -> tuple[
     changes = [(f"workload.size={size}", f"batch.micro={micro}", *COMMON, *overrides) for size, micro in sizes]
     link = slow_link or ("nccl:socket" if gpu else "gloo:0.05GB/s")
     return (Part("levers", "levers", recipe("full", *changes[0], name="bench-ddp")),
-            Part("in_place", "scaling", recipe("full", *changes[0], "ddp.in_place=true", name="bench-ddp-in"), 120.0),
+            Part("ddp", "scaling", recipe("full", *changes[0], *UNSHARDED, "ddp.in_place=false", name="bench-ddp-ddp"),
+                 120.0),
+            Part("in_place", "scaling", recipe("full", *changes[0], *UNSHARDED, name="bench-ddp-in"), 120.0),
             Part("small", "scaling", recipe("full", *changes[1], name="bench-ddp-small"), 120.0),
             Part("slow_link", "slow", recipe("competent", *changes[2], **{"ddp.slow_link": link},
                                              name="bench-ddp-slow"), 240.0))

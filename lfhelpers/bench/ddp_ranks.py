@@ -20,35 +20,40 @@ from lfhelpers.measure.link import Link
 from lfhelpers.measure.record import Row
 from lfhelpers.recipe import Recipe, recipe
 from lfhelpers.runs import Run
-from lfhelpers.train.ranks import identify, joined
+from lfhelpers.train.ranks import Ranks, identify, joined
 
 
 def levers(bench: Bench) -> None:
-    """The tuner; the full stack with its buckets, with and without exchange, and against as found; then a sweep."""
+    """The tuner; the full stack with its buckets, with and without exchange, and against as found; then a sweep.
+
+    Buckets are tuned without sharding, whose shorter update would be taken for a shorter exchange.
+    """
     job, name, link = bench.run.recipe, title(bench.run.recipe), _link(bench)
-    full, alone = _pair(bench, job)
-    trials = Trials(bench, full, alone, link)
+    plain, alone = _pair(bench, job.with_(**{"ddp.in_place": True, "ddp.shard_optimizer": False}))
+    trials = Trials(bench, plain, alone, link)
     bench.keep(tuner=trials.told(), checks={"tuner_exposed_error": trials.choice.exposed_error})
+    full = _warm(job.with_(**{"ddp.bucket_mb": None, "ddp.bucket_list_mb": trials.choice.best.limits}), bench.ranks)
     _scaling(bench, full, alone, name, "")
-    base = Trainer(_as_found(job), bench.ranks)
-    base.warm_up()
+    base = _warm(_as_found(job), bench.ranks)
     compared = bench.compare(base, full)
     effect = compared.effect
     bench.keep(rows=[row_ms(f"{name} as found", compared.a), row_ms(f"{name} full", compared.b),
                      asdict(Row(f"{name} full", effect.ratio, effect.low, effect.high, "x as found", effect.n))],
                checks={f"{name}_over_as_found": effect.ratio})
     bench.say(f"{name}: full over as found {effect}")
-    drop(base)
+    for trainer in (base, full):
+        drop(trainer)
     for over_best in trials.sweep():
         bench.keep(checks={"tuner_over_best": over_best}, tuner=trials.told())
 
 
 def scaling(bench: Bench) -> None:
-    """The full stack of another size, or with gradients in place, with and without exchange."""
+    """The full stack of another size, or with another way to exchange, with and without exchange."""
     job = bench.run.recipe
     full, alone = _pair(bench, job)
-    _scaling(bench, full, alone, f"{title(job)}{' in place' * job.ddp.in_place}",
-             "in_place_" if job.ddp.in_place else "small_")
+    way = "" if job.ddp.shard_optimizer else "in place" if job.ddp.in_place else "DDP"
+    _scaling(bench, full, alone, " ".join(filter(None, [title(job), way])),
+             {"": "small_", "in place": "in_place_", "DDP": "ddp_"}[way])
 
 
 def slow(bench: Bench) -> None:
@@ -93,10 +98,13 @@ def _link(bench: Bench) -> Link:
 
 def _pair(bench: Bench, job: Recipe) -> tuple[Trainer, Trainer]:
     """A trainer over all ranks, and one of the same recipe without exchange; both warm."""
-    pair = Trainer(job, bench.ranks), Trainer(job, bench.ranks.alone())
-    for trainer in pair:
-        trainer.warm_up()
-    return pair
+    return _warm(job, bench.ranks), _warm(job, bench.ranks.alone())
+
+
+def _warm(job: Recipe, ranks: Ranks) -> Trainer:
+    trainer = Trainer(job, ranks)
+    trainer.warm_up()
+    return trainer
 
 
 def _scaling(bench: Bench, full: Trainer, alone: Trainer, name: str, prefix: str) -> None:

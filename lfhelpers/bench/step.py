@@ -27,7 +27,8 @@ from lfhelpers.measure import hardware, isolated, kernels, statistics
 from lfhelpers.measure.record import Record, Row
 from lfhelpers.recipe import Recipe, recipe
 
-OUTSIDE = ("workers do all preprocessing", "asynchronous copy", "lean DDP", "large buckets", "measured loader")
+OUTSIDE = ("workers do all preprocessing", "asynchronous copy", "lean DDP", "large buckets", "gradients in place",
+           "sharded optimizer", "measured loader")
 """Levers that one GPU's step on batches of its own doesn't feel."""
 SHORT = ("as found", "+ no read in the step", "+ frozen part ahead")
 """As found, competent and full, so far as a step on one GPU tells them apart."""

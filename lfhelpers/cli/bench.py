@@ -64,7 +64,7 @@ def step(
 @bench_app.command("ddp")
 def ddp(
     ranks: Annotated[int, typer.Option(min=2, help="Ranks, on GPUs one each.")] = 2,
-    only: Annotated[list[str] | None, typer.Option("--part", help="levers, in_place, small or slow_link.")] = None,
+    only: Annotated[list[str] | None, typer.Option("--part", help="levers, ddp, in_place, small or slow_link.")] = None,
     blocks: Annotated[int, typer.Option(min=3, help="Blocks of five steps, of each side of a comparison.")] = 6,
     slow_link: Annotated[str | None, typer.Option(help="The slowed link, as ddp.slow_link: nccl:socket.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all parts.")] = None,

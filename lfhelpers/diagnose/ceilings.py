@@ -40,7 +40,8 @@ REMEDIES = {remedy.cause: remedy for remedy in (
     Remedy("loops", "tensor operations in place of loops", "Loop", ("compiled blocks",)),
     # Half the bytes halve at least what shows of them.
     Remedy("communication", "hidden or smaller exchange", "Communication",
-           ("large buckets", "lean DDP", "bf16 gradients on the wire", "PowerSGD", "1-bit Adam"), 0.5),
+           ("large buckets", "gradients in place", "lean DDP", "bf16 gradients on the wire", "PowerSGD", "1-bit Adam"),
+           0.5),
     Remedy("late rank", "the slowest rank as fast as the others", "Straggler"),
     Remedy("copies", "pinned, asynchronous copies", "Copy", ("asynchronous copy",)),
     Remedy("optimizer", "a fused optimizer", "Optimizer", ("fused AdamW", "sharded optimizer"), 0.5),

@@ -57,7 +57,7 @@ def untouched(parts: Parts, device: torch.device) -> Iterator[Proof]:
             parts.precision.scaler.load_state_dict(scaler)
         if parts.exchange is not None and exchange:
             parts.exchange.load_state_dict(exchange)
-        adamw.zero_grad(set_to_none=not parts.optimizer.keeps_grads)
+        parts.optimizer.drop()
         model.train(training)
         set_generator_states(generators, device)
     proof.after = fingerprint(parts, device)

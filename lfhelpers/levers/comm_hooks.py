@@ -49,6 +49,7 @@ class Exchange:
         if not isinstance(model, WRAPPED):
             return
         if isinstance(model, InPlace) or type(self) is Exchange:
+            self.bytes_per_step = 0
             self.count(sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad), 2)
         else:
             model.register_comm_hook(None, lambda _, bucket: self.average(bucket))

@@ -4,7 +4,8 @@ DDP sends flat buckets, so a gradient that backward has just written is added or
 and zeroed for the next step: up to six passes over memory that is busy with backward. The flat copy is there to send
 many tensors as one message. NCCL groups do that as well (ncclGroupStart, "Group Calls" in its documentation), and it
 divides as it sums (ReduceOp.AVG), so here the gradients themselves are handed over, as many at a time as DDP would put
-into a bucket, and nothing is left to copy.
+into a bucket, and nothing is left to copy. A sharded optimizer (train.sharded) sends them in a way of its own, by the
+other two group calls here.
 
 What DDP has beyond this: it finds unused parameters, learns a static graph, and lets hooks compress a bucket.
 """
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceCoalescedOptions, ReduceScatterOptions
 from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.levers.buckets_sim import DEFAULT, MB
@@ -35,6 +36,8 @@ class InPlace(nn.Module):
         self.module = model
         self.groups: list[list[str]] = []
         """Names of the parameters in each message of the last exchange, in the order of sending."""
+        self.send: Callable[[Sequence[nn.Parameter]], list[Any]] = _averaged
+        """Starts to average the gradients of parameters of one dtype; what it returns is waited for."""
         self._plan = tuple(plan) or DEFAULT
         self._exchanging = True
         self._works: list[Any] = []
@@ -83,7 +86,7 @@ class InPlace(nn.Module):
         parameters = self._waiting.pop(dtype)
         self._sent[dtype] = self._sent.get(dtype, 0) + 1
         self.groups.append([self._names[parameter] for parameter in parameters])
-        self._works.append(average([parameter.grad for parameter in parameters if parameter.grad is not None]))
+        self._works.extend(self.send(parameters))
 
     def _finish(self) -> None:
         """At the end of backward: send the rest, and let the stream wait for all of it."""
@@ -98,14 +101,51 @@ WRAPPED = DistributedDataParallel, InPlace
 """What may stand around a model that is trained by several ranks; both have `module` and `no_sync`."""
 
 
-def average(tensors: list[Tensor]) -> Any:
+def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradients of those parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def average(tensors: Sequence[Tensor]) -> Any:
     """Start to average tensors of one dtype over the ranks, in place and as one message; wait on what is returned."""
-    options, group = AllreduceCoalescedOptions(), dist.group.WORLD
+    options = AllreduceCoalescedOptions()
+    options.reduceOp = _mean(tensors)
+    return _group().allreduce_coalesced(list(tensors), options)
+
+
+def scatter(tensors: Sequence[Tensor]) -> Any:
+    """As `average`, but each rank gets its n-th of each contiguous tensor alone; the rest holds no average then."""
+    options = ReduceScatterOptions()
+    options.reduceOp = _mean(tensors)
+    return _group().reduce_scatter_tensor_coalesced(_parts(tensors), [tensor.view(-1) for tensor in tensors], options)
+
+
+def gather(tensors: Sequence[Tensor]) -> Any:
+    """Start to bring every rank's n-th of each contiguous tensor of one dtype to all; wait on what is returned."""
+    return _group().allgather_into_tensor_coalesced([tensor.view(-1) for tensor in tensors], _parts(tensors),
+                                                    AllgatherOptions())
+
+
+def _mean(tensors: Sequence[Tensor]) -> dist.ReduceOp:
+    """The operation that averages; gloo has none, so there the tensors are divided first, in place."""
+    if tensors[0].is_cuda:
+        return dist.ReduceOp(dist.ReduceOp.AVG)
+    torch._foreach_div_(list(tensors), dist.get_world_size())
+    return dist.ReduceOp(dist.ReduceOp.SUM)
+
+
+def _parts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.view(dist.get_world_size(), -1)[dist.get_rank()] for tensor in tensors]
+
+
+def _group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
     assert group is not None, "ranks have joined"
-    options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG if tensors[0].is_cuda else dist.ReduceOp.SUM)
-    if not tensors[0].is_cuda:  # gloo has no average
-        torch._foreach_div_(tensors, dist.get_world_size())
-    return group.allreduce_coalesced(tensors, options)
+    return group
+
+
+def _averaged(parameters: Sequence[nn.Parameter]) -> list[Any]:
+    return [average(gradients(parameters))]
 
 
 def _ready(wrapped: weakref.ref[InPlace], parameter: nn.Parameter) -> None:

@@ -91,8 +91,10 @@ with dist._coalescing_manager(async_ops=True) as sent:  # for each group of grad
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
 sent.wait()  # before the update""", "levers.in_place"),
     "sharded optimizer": InTorch("""\
-from torch.distributed.optim import ZeroRedundancyOptimizer
-optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)""", "train.sharded"),
+share = parameter.grad.view(world, -1)[rank]
+dist.reduce_scatter_tensor(share, parameter.grad.view(-1), op=dist.ReduceOp.AVG)
+optimizer.step()  # AdamW over parameter.data.view(world, -1)[rank], whose gradient `share` is
+dist.all_gather_into_tensor(parameter.data.view(-1), parameter.data.view(world, -1)[rank])""", "train.sharded"),
     "bf16 gradients on the wire": InTorch("""\
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 model.register_comm_hook(None, default_hooks.bf16_compress_hook)""", "levers.comm_hooks"),

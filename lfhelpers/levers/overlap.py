@@ -58,16 +58,17 @@ def limits(fields: DdpFields) -> tuple[float, ...]:
 
 
 def wrap(job: Recipe, model: nn.Module, device: torch.device) -> DistributedDataParallel | InPlace:
-    """DDP as the recipe says, or ddp.in_place; buffers are never broadcast in forward: no workload updates any there.
+    """DDP as the recipe says, or gradients in place, as a sharded optimizer has them too.
 
-    LfError where ranks have built different models.
+    Buffers are never broadcast in forward: no workload updates any there. LfError where ranks have built different
+    models.
     """
     plan = limits(job.ddp)
     known = inspect.signature(DistributedDataParallel).parameters
     still = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # renamed in torch 2.13
     options: dict[str, Any] = {still: False} | ({"bucket_cap_mb_list": list(plan)} if plan else {})
     check_alike(model)
-    if job.ddp.in_place:
+    if job.ddp.in_place or job.ddp.shard_optimizer:
         return InPlace(model, plan)
     ddp = DistributedDataParallel(
         model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=job.ddp.bucket_view,

@@ -76,7 +76,9 @@ _PACED = {"allreduce": ("allreduce", 0, 2), "allreduce_coalesced": ("allreduce_c
           "allgather": ("allgather", 0, 1), "allgather_coalesced": ("allgather_coalesced", 0, 1),
           "_allgather_base": ("_allgather_base", 0, 1), "all_gather_single": ("_allgather_base", 0, 1),
           "reduce_scatter": ("reduce_scatter", 1, 1), "_reduce_scatter_base": ("_reduce_scatter_base", 1, 1),
-          "reduce_scatter_single": ("_reduce_scatter_base", 1, 1), "alltoall": ("alltoall", 1, 1),
+          "reduce_scatter_single": ("_reduce_scatter_base", 1, 1),
+          "reduce_scatter_tensor_coalesced": ("reduce_scatter_tensor_coalesced", 1, 1),
+          "allgather_into_tensor_coalesced": ("allgather_into_tensor_coalesced", 0, 1), "alltoall": ("alltoall", 1, 1),
           "alltoall_base": ("alltoall_base", 1, 1), "all_to_all_single": ("alltoall_base", 1, 1)}
 _PASSED = ("broadcast", "barrier", "gather", "scatter", "reduce", "send", "recv")
 

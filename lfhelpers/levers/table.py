@@ -79,6 +79,11 @@ def _needs_ranks(machine: Machine) -> str | None:
     return None if machine.ranks > 1 else "one rank exchanges no gradients"
 
 
+def _needs_nccl(machine: Machine) -> str | None:
+    return _needs_ranks(machine) or (None if machine.device == "cuda" else
+                                     "gloo, which carries gradients between CPUs, copies what it sends in any case")
+
+
 def _needs_slow_link(machine: Machine) -> str | None:
     if machine.ranks > 1 and machine.link_gb_s is not None and machine.link_gb_s >= FAST_LINK:
         return (f"the link carries {machine.link_gb_s:.0f} GB/s, so backward hides the exchange, and compressing it "
@@ -121,11 +126,13 @@ BEYOND = (
           {"frozen.ahead": True}, "exact", _needs_gpu_for_streams),
     Lever("large buckets", "NVLink reaches its rate with 100 MB messages", {"ddp.bucket_mb": 100.0},
           "reordered", _needs_ranks),
+    Lever("gradients in place", "grouped messages instead of buckets: no copy, no division, nothing to zero",
+          {"ddp.in_place": True}, "reordered", _needs_nccl),
+    Lever("sharded optimizer", "each rank updates its share and keeps those states alone: 1/n of memory and update",
+          {"ddp.shard_optimizer": True}, "reordered", _needs_nccl),
 )
 LEVERS = COMPETENT + BEYOND
 BESIDE = (
-    Lever("sharded optimizer", "each rank updates its share and keeps those states alone: 1/n of memory and update",
-          {"ddp.shard_optimizer": True}, "reordered", _needs_ranks),
     Lever("bf16 gradients on the wire", "half the bytes, for a cast on either side", {"ddp.hook": "bf16"}, "changed",
           _needs_slow_link),
     Lever("PowerSGD", "matrices cross as factors of low rank", {"ddp.hook": "powersgd"}, "changed", _needs_slow_link),
@@ -137,8 +144,6 @@ BESIDE = (
           {"activations.plan": "all"}, "reordered"),
     Lever("recomputed pointwise work", "products and attention are kept, what is cheap runs again in backward",
           {"activations.plan": "ops"}, "reordered"),
-    Lever("gradients in place", "grouped messages instead of buckets: no copy, no division, nothing to zero",
-          {"ddp.in_place": True}, "reordered", _needs_ranks),
 )
 """Not on the ladder: they pay on some links and models only, and some of them change what is learnt."""
 

@@ -161,6 +161,8 @@ NAMED: dict[str, dict[str, Any]] = {
         "data.loader": "auto",
         "precision.weights": "bf16",
         "ddp.bucket_mb": 100.0,
+        "ddp.in_place": True,
+        "ddp.shard_optimizer": True,
         "compile.scope": "blocks",
         "graph.scope": "step",
         "frozen.packed": True,

@@ -26,13 +26,14 @@ def contradictions(job: Recipe) -> list[tuple[bool, str]]:
          "ddp.slow_link='gloo:...' paces the exchange of CPUs; for device='cuda' take 'nccl:socket'"),
         (job.ddp.slow_link is not None and job.ddp.slow_link.startswith("nccl") and job.device == "cpu",
          "ddp.slow_link='nccl:...' needs GPUs; for device='cpu' take 'gloo:0.5GB/s'"),
-        (job.ddp.in_place and (hook != "none" or sharded or job.ddp.static_graph or job.ddp.find_unused),
-         "ddp.in_place does without DDP, and with it without ddp.hook, ddp.shard_optimizer, ddp.static_graph and "
-         "ddp.find_unused; leave them at their defaults"),
+        (job.ddp.in_place and (hook != "none" or job.ddp.static_graph or job.ddp.find_unused),
+         "ddp.in_place does without DDP, and with it without ddp.hook, ddp.static_graph and ddp.find_unused; leave "
+         "them at their defaults"),
+        (sharded and (hook != "none" or job.ddp.static_graph or job.ddp.find_unused),
+         "ddp.shard_optimizer exchanges gradients in a way of its own, without DDP; leave ddp.hook, ddp.static_graph "
+         "and ddp.find_unused at their defaults"),
         (job.ddp.in_place and job.batch.replan,
          "batch.replan repairs DDP's exchange in the middle of a step; set ddp.in_place=false"),
-        (hook != "none" and sharded,
-         "ddp.shard_optimizer exchanges gradients in a way of its own; set ddp.hook='none'"),
         (hook != "none" and scaled,
          f"ddp.hook='{hook}' with precision.mode='fp16' would send gradients multiplied by the loss scale, which leave "
          "fp16's range and spoil what is kept for the next step; take precision.mode='bf16'"),
@@ -41,9 +42,6 @@ def contradictions(job: Recipe) -> list[tuple[bool, str]]:
          "precision.mode='bf16'"),
         (sharded and job.optimizer.states == "int8",
          "ddp.shard_optimizer needs optimizer.states='fp32', whose checkpoints hold for any number of ranks"),
-        (sharded and job.ddp.static_graph and job.batch.accumulate > 1,
-         "ddp.shard_optimizer with ddp.static_graph and batch.accumulate > 1: a static graph exchanges its first "
-         "micro-batches twice, which only a whole exchange bears; set ddp.static_graph=false"),
         (hook == "powersgd" and job.precision.weights == "bf16",
          "ddp.hook='powersgd' needs precision.weights='fp32': bf16 has no room for what the factors leave out"),
         (hook in ("powersgd", "onebit_adam") and job.graph.scope != "none",

@@ -11,13 +11,16 @@ The kernel is Triton on a GPU; on a CPU the same arithmetic is done by torch, pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lfhelpers.recipe import OptimizerFields
+
+GROUPS = 8
+"""Into which an update is divided where something follows it group by group: the last one's follower is alone."""
 
 
 def store_in_bf16(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
@@ -71,10 +74,12 @@ class MasterAdamW:
         return torch.cat(sums).sum().sqrt()
 
     @torch.no_grad()
-    def step(self, factor: Tensor, bad: Tensor, rate: Tensor, applied: Tensor) -> None:
+    def step(self, factor: Tensor, bad: Tensor, rate: Tensor, applied: Tensor,
+             done: Callable[[Sequence[nn.Parameter]], None] | None = None) -> None:
         """One update with gradients x `factor`; nothing changes where `bad` is 1. All 0-dim tensors on the device.
 
-        applied: updates done so far, int64.
+        applied: updates done so far, int64. done: called for each of GROUPS groups of parameters once it has been
+        updated, so that something can be done with it beside the update of the next.
         """
         (beta1, beta2), count = self._fields.betas, (applied + 1).float()
         scalars = torch.stack([factor.float(), 1 - bad, rate, rate / (1 - beta1**count), (1 - beta2**count).sqrt()])
@@ -82,17 +87,14 @@ class MasterAdamW:
             from lfhelpers.train import adamw_kernel
 
             for table, low in self._kernels():
-                adamw_kernel.update(table.addresses, table.updated, scalars, self._fields, low)
+                for parameters, places in table.groups if done else [(table.parameters, table.updated)]:
+                    adamw_kernel.update(table.addresses, places, scalars, self._fields, low)
+                    if done:
+                        done(parameters)
         else:
             self._plain(scalars)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, or set them to 0 in place."""
-        for parameter in self.parameters:
-            if parameter.grad is not None and not set_to_none:
-                parameter.grad.zero_()
-            elif set_to_none:
-                parameter.grad = None
+            if done:
+                done(self.parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """Masters and both moments, in the order of the parameters."""
@@ -138,22 +140,34 @@ class _Table:
 
     def __init__(self, rows: Sequence[tuple[nn.Parameter, Tensor, Tensor, Tensor]]) -> None:
         device = rows[0][0].device
-        self._parameters = [row[0] for row in rows]
+        self.parameters = [row[0] for row in rows]
         fixed = [[parameter.data_ptr(), *(tensor.data_ptr() for tensor in others), 0] for parameter, *others in rows]
         from lfhelpers.train import adamw_kernel
 
-        counts = torch.tensor([parameter.numel() for parameter in self._parameters])
+        counts = torch.tensor([parameter.numel() for parameter in self.parameters])
         self.updated = _places(counts, adamw_kernel.UPDATED).to(device)
         self.summed = _places(counts, adamw_kernel.SUMMED).to(device)
+        self.groups = list(self._grouped(counts, adamw_kernel.UPDATED))
+        """Parameters that follow each other, about a GROUPS-th of all numbers each, and their part of `updated`."""
         self._host = torch.tensor(fixed)
         self.addresses = self._host.to(device)
         # Copied from during every replay of a captured step, so it stays, page-locked, and is written only once.
         self._captured = self._host.pin_memory()
 
+    def _grouped(self, counts: Tensor, chunk: int) -> Iterator[tuple[list[nn.Parameter], Tensor]]:
+        number = (counts.cumsum(0) - counts) * GROUPS // counts.sum()
+        chunks = (counts + chunk - 1) // chunk
+        start = 0
+        for group in number.unique().tolist():
+            size = int(chunks[number == group].sum())
+            members = [parameter for parameter, of in zip(self.parameters, number.tolist(), strict=True) if of == group]
+            yield members, self.updated[start:start + size]
+            start += size
+
     def look(self) -> None:
         """Take down where the gradients lie now; `addresses` is int64 [parameters, 5] as adamw_kernel has it."""
         grads = torch.tensor([parameter.grad.data_ptr() if parameter.grad is not None else 0
-                              for parameter in self._parameters])
+                              for parameter in self.parameters])
         if torch.cuda.is_current_stream_capturing():
             self._captured[:, 4] = grads
             self.addresses = self._captured.to(self.addresses.device, non_blocking=True)

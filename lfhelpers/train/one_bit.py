@@ -6,7 +6,7 @@ root mean square of the ranks' own norms: no rank knows the norm of the average,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +37,11 @@ class OneBitAdamW(MasterAdamW):
         return norm if self._exchange.warm else self._exchange.mean_of(norm**2).sqrt()
 
     @torch.no_grad()
-    def step(self, factor: Tensor, bad: Tensor, rate: Tensor, applied: Tensor) -> None:
+    def step(self, factor: Tensor, bad: Tensor, rate: Tensor, applied: Tensor,
+             done: Callable[[Sequence[nn.Parameter]], None] | None = None) -> None:
         """As MasterAdamW has it; after the warm-up gradients are this rank's own."""
         if self._exchange.warm:
-            super().step(factor, bad, rate, applied)
+            super().step(factor, bad, rate, applied, done)
         else:
             if self._exchange.steps == self._exchange.warmup:  # frozen as what AdamW would divide by from now on
                 self._second /= 1 - self._fields.betas[1] ** applied.clamp(min=1).float()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lfhelpers.errors import LfError
 from lfhelpers.levers.comm_hooks import Exchange
+from lfhelpers.levers.in_place import gradients
 from lfhelpers.levers.one_bit_adam import OneBit
 from lfhelpers.recipe import OptimizerFields, Recipe
 from lfhelpers.train.adamw import MasterAdamW, total_norm
@@ -57,6 +58,8 @@ class Optimizer:
         self.applied = torch.zeros((), dtype=torch.int64, device=device)
         self._shards = exchange if isinstance(exchange, Shards) else None
         self._owned = self._shards.mine if self._shards else self.parameters
+        if self._shards and masters is not None:
+            masters = self._shards.masters(masters)
         self.adamw: Any = _adamw(job, self._owned, self._rates[0], masters, exchange)
 
     def update(self, normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,9 +70,11 @@ class Optimizer:
         """
         # index_select, since indexing with a tensor would read the index back to the host
         rate = self._rates.index_select(0, self.applied.clamp(max=len(self._rates) - 1).view(1)).view(())
+        if self._shards:
+            self._shards.take()
         if self._scaler.is_enabled():
             self._scaler.unscale_(self.adamw)
-        grads = [parameter.grad for parameter in self._owned if parameter.grad is not None]
+        grads = gradients(self._owned)
         norm = self.adamw.norm() if isinstance(self.adamw, MasterAdamW) else total_norm(grads)
         norm = (self._shards.norm(norm) if self._shards else norm) * normaliser
         bad = (~torch.isfinite(norm)).float()
@@ -77,7 +82,7 @@ class Optimizer:
         if self._scaler.is_enabled():
             self._scaled_step(grads, factor, rate)
         elif isinstance(self.adamw, MasterAdamW):
-            self.adamw.step(factor, bad, rate, self.applied)
+            self.adamw.step(factor, bad, rate, self.applied, self._shards.spread if self._shards else None)
         elif self.fused:
             self._fused_step(factor, bad, rate)
         else:
@@ -85,7 +90,9 @@ class Optimizer:
         self.applied += (1 - bad).long()
         self._zero()
         if self._shards:
-            self._shards.spread()
+            if not isinstance(self.adamw, MasterAdamW):
+                self._shards.spread(self._owned)
+            self._shards.arrived()
         return norm, bad, rate
 
     def drop(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,9 +102,9 @@ class Optimizer:
         return nothing, nothing + 1, nothing
 
     def _zero(self) -> None:
-        self.adamw.zero_grad(set_to_none=not self.keeps_grads)
         if self._shards:
-            self._shards.zero_others(set_to_none=not self.keeps_grads)
+            self._shards.release()
+        zero(self.parameters, in_place=self.keeps_grads)
 
     def _fused_step(self, factor: Tensor, bad: Tensor, rate: Tensor) -> None:
         """The kernel divides by grad_scale and leaves everything alone where found_inf is 1 (torch.optim.AdamW)."""
@@ -145,6 +152,15 @@ class Optimizer:
         self.applied.copy_(state["applied"])
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])
+
+
+def zero(parameters: Sequence[nn.Parameter], in_place: bool) -> None:
+    """Drop the gradients, or set them to 0 where they are."""
+    if not in_place:
+        for parameter in parameters:
+            parameter.grad = None
+    elif held := gradients(parameters):
+        torch._foreach_zero_(held)
 
 
 def _adamw(job: Recipe, parameters: list[nn.Parameter], rate: Tensor,

@@ -76,6 +76,8 @@ class Sentinel(Hook):
         if found is None:
             return
         leaks = found.leaks(LEAST[self._ranks.device.type])
+        if self._leak is not None and not leaks:  # looking for its owner has freed what was garbage: a drop in the line
+            found, leaks = self._leak, True
         text = self._text(found) if leaks else ""
         if leaks and self._leak is None:
             print(text, flush=True)

@@ -24,7 +24,7 @@ def test_obstacles_depend_on_the_machine():
     laptop, node = Machine("cpu", ranks=1, compiler=False, bf16=False), Machine("cuda", ranks=8)
     assert [lever.name for lever in LEVERS if lever.obstacle(laptop)] == [
         "asynchronous copy", "lean DDP", "compiled blocks", "CUDA graph", "bf16 weights", "frozen part ahead",
-        "large buckets"]
+        "large buckets", "gradients in place", "sharded optimizer"]
     assert [lever.name for lever in LEVERS if lever.obstacle(node)] == []
     assert {lever.equivalence for lever in COMPETENT + BEYOND} == {"exact", "reordered"}
 
@@ -33,7 +33,7 @@ def test_compression_is_refused_on_a_fast_link_with_the_reason():
     refused = {link: [lever.name for lever in BESIDE if lever.obstacle(Machine("cuda", ranks=2, link_gb_s=link))]
                for link in (360.0, FAST_LINK / 2, None)}
     assert refused == {360.0: ["bf16 gradients on the wire", "PowerSGD", "1-bit Adam"], FAST_LINK / 2: [], None: []}
-    reason = BESIDE[1].obstacle(Machine("cuda", ranks=2, link_gb_s=360.0))
+    reason = BESIDE[0].obstacle(Machine("cuda", ranks=2, link_gb_s=360.0))
     assert reason and reason.startswith("the link carries 360 GB/s")
     assert all(lever.obstacle(Machine("cuda", ranks=1)) == "one rank exchanges no gradients" for lever in BESIDE
                if any(field.startswith("ddp.") for field in lever.fields))

@@ -47,7 +47,7 @@ def test_a_gpu_tells_of_graph_pools_and_of_every_allocation(tmp_path):
             held = x * 2
     after = allocator.reserve(device)
     assert after.graph_pools - before.graph_pools >= held.nbytes and after.reserved >= after.allocated
-    assert after.fragments >= 0 and after.retries == 0
+    assert after.fragments >= 0 and after.retries == before.retries
 
     path = allocator.snapshot(lambda: torch.empty(12345678, dtype=torch.uint8, device=device), device,
                               tmp_path / "snapshot.pickle")

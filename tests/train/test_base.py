@@ -209,5 +209,5 @@ def test_small_is_made_and_measured_on_a_gpu(cache: Path) -> None:
     folder = making.make(load("small", *changes), "cuda")
     figures = pretrained.card(folder)["figures"]
     assert {"success", "bleu4", "question_accuracy", "action_mse"} <= figures.keys()
-    model = Vla(recipe("competent", "workload.size=small", f"workload.base={folder}")).model()
+    model = Vla(recipe("competent", "workload.size=small", "precision.mode=bf16", f"workload.base={folder}")).model()
     assert model.vision.norm.weight.dtype == torch.bfloat16

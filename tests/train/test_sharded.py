@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfhelpers.errors import LfError
 from lfhelpers.recipe import recipe
 from lfhelpers.runs import Run
 from lfhelpers.train import checkpoint
@@ -15,31 +14,57 @@ from lfhelpers.train.adamw import store_in_bf16
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.precision import Precision
 from lfhelpers.train.ranks import Ranks
-from lfhelpers.train.sharded import Shards, deal
+from lfhelpers.train.sharded import ALIGNED, Shards
 from tests.train.exchange_job import DEVICES, seen
 from tests.train.toy import ALONE, Toy
 
-
-@given(st.lists(st.integers(1, 1000), min_size=1), st.integers(1, 8))
-def test_everything_is_dealt_out_and_no_load_is_ahead_by_more_than_one_parameter(sizes, ranks):
-    owners = deal(sizes, ranks)
-    loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(ranks)]
-    assert sum(loads) == sum(sizes)
-    assert max(loads) - min(loads) <= max(sizes)
+TWO = [Ranks(rank, 2, torch.device("cpu")) for rank in (0, 1)]
 
 
-def test_neighbours_of_one_size_take_turns():
-    """So each bucket has something for every rank, and traffic goes both ways at any time."""
-    assert deal([4, 4, 4, 4, 4, 4], 3) == [0, 1, 2, 0, 1, 2]
+def parameters():
+    """A matrix, a vector and a scalar that can't be cut, and a matrix in bf16."""
+    return [torch.nn.Parameter(torch.arange(32.0).view(4, 8)), torch.nn.Parameter(torch.ones(3)),
+            torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Parameter(torch.arange(64.0).bfloat16())]
 
 
-def test_dtypes_are_dealt_out_by_themselves_and_too_few_parameters_are_refused():
-    low = [torch.nn.Parameter(torch.zeros(8, dtype=torch.bfloat16)) for _ in range(2)]
-    high = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    both = [low[0], high[0], high[1], low[1]]
-    assert Shards(both, Ranks(0, 2, torch.device("cpu"))).owners == [0, 0, 1, 1]
-    with pytest.raises(LfError, match="4 trained parameters can't be dealt out to 5 ranks"):
-        Shards(both, Ranks(0, 5, torch.device("cpu")))
+@given(st.lists(st.lists(st.integers(1, 16), min_size=1, max_size=3), min_size=1, max_size=4), st.integers(2, 8))
+def test_the_shares_of_all_ranks_are_every_tensor_once_and_views_of_it(shapes, world):
+    weights = [torch.nn.Parameter(torch.randn(*shape)) for shape in shapes]
+    shards = [Shards(weights, Ranks(rank, world, torch.device("cpu"))) for rank in range(world)]
+    for place, weight in enumerate(weights):
+        shares = [each.mine[place] for each in shards]
+        if all(share is weight for share in shares):
+            assert weight.numel() * 4 % (ALIGNED * world), "it can't be cut, so every rank updates it"
+        else:
+            assert torch.equal(torch.cat(shares), weight.flatten())
+            assert [share.data_ptr() - weight.data_ptr() for share in shares] == [
+                rank * weight.nbytes // world for rank in range(world)]
+            assert all(share.data_ptr() % ALIGNED == weight.data_ptr() % ALIGNED for share in shares)
+
+
+def test_an_update_sees_its_parts_of_the_gradients_and_forgets_them_afterwards():
+    weights, shards = (given := parameters()), Shards(given, TWO[1])
+    for weight in weights[:-1]:
+        weight.grad = weight.detach() + 1
+    shards.take()
+    assert shards.mine[0].grad.tolist() == list(range(17, 33)) and shards.mine[1].grad is weights[1].grad
+    assert shards.mine[3].grad is None, "it took no part in the loss"
+    shards.mine[0].grad.zero_()
+    assert weights[0].grad.flatten().tolist() == [*range(1, 17), *[0] * 16]
+    shards.release()
+    assert shards.mine[0].grad is None and weights[0].grad is not None
+
+
+def test_a_state_that_is_cut_is_the_ranks_part_of_each_tensor():
+    weights = parameters()
+    rows = {place: {"step": torch.tensor(3.0), "exp_avg": torch.randn_like(weight)}
+            for place, weight in enumerate(weights) if weight.ndim}
+    cut = [Shards(weights, ranks).share({"state": rows, "param_groups": ["as they are"]}) for ranks in TWO]
+    assert torch.equal(torch.cat([each["state"][0]["exp_avg"] for each in cut]), rows[0]["exp_avg"].flatten())
+    assert all(each["state"][0]["step"] == 3 and each["state"][1]["exp_avg"] is rows[1]["exp_avg"] for each in cut)
+    masters = [(weights[3], weights[3].data.float())]
+    kept = [Shards(weights, ranks).masters(masters) for ranks in TWO]
+    assert [master.tolist() for ((_, master),) in kept] == [list(range(32)), list(range(32, 64))]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -78,10 +103,9 @@ def test_its_checkpoint_is_that_of_an_unsharded_run_and_one_rank_goes_on_from_it
     assert all(torch.equal(*pair) for pair in zip(_tensors(optimizer.state_dict()), tensors[1], strict=True))
 
 
-def test_half_of_the_bytes_go_with_the_gradients_and_half_with_the_weights():
-    """The toy has 32 + 8 + 16 + 2 numbers: the first matrix is one rank's share, all else the other's, padded to 32."""
-    assert seen("cpu")["sharded"]["sent"] == [4 * 26 + 4 * 32] * 2
-    assert seen("cpu")["none"]["sent"] == [4 * 58] * 2
+def test_the_same_bytes_cross_as_without():
+    """Half with the gradients and half with the weights, of the toy's 58 numbers."""
+    assert seen("cpu")["sharded"]["sent"] == seen("cpu")["none"]["sent"] == [4 * 58] * 2
 
 
 def run_of(name):
