@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,18 @@ def run(options: Options, keep: Callable[[Record], object] = lambda record: None
     setting = _setting(folder, options)
     parts = Parts(_settings(setting, options))
     if options.compare:
-        _engines(parts, setting, options)
+        _engines(parts, setting, options, keep)
         keep(parts.record())
     if options.sweep:
         rows, noted = data_sweep.sweep(folder, folder.parent, options.sweep, options.seconds)
         parts.add(rows, settings=noted)
         keep(parts.record())
     if options.train:
-        rows, checks, failed = data_train.measure(data_train.jobs(folder))
-        parts.add(rows, checks, failed=failed)
+        for rows, checks, failed in data_train.measure(data_train.jobs(folder)):
+            so_far = parts.copy()
+            so_far.add(rows, checks, failed=failed)
+            keep(so_far.record())
+        parts = so_far
     return parts.record()
 
 
@@ -91,6 +94,10 @@ class Parts:
     checks: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     aa_spread: float = 0.0
+
+    def copy(self) -> Parts:
+        """Another one with the same in it."""
+        return Parts(dict(self.settings), list(self.rows), dict(self.checks), dict(self.failed), self.aa_spread)
 
     def record(self) -> Record:
         """All of it."""
@@ -105,22 +112,31 @@ class Parts:
         self.failed |= failed or {}
 
 
-def _engines(parts: Parts, setting: Setting, options: Options) -> None:
+def _engines(parts: Parts, setting: Setting, options: Options, keep: Callable[[Record], object]) -> None:
     cores, gpu = hardware.usable_cores(), setting.device == "cuda"
     dali = any(hardware.version(build) for build in hardware.DALI_BUILDS)
     specs = engines.specs(cores, gpu, dali, options.only, options.quick)
     twice = next((spec for spec in specs if spec.name == f"webdataset x{cores}"), specs[-1])
     specs.append(replace(twice, name=twice.name + AGAIN))
-    found, ceilings, failed = _rounds(specs, setting, options)
-    parts.add([row for spec in specs for row in data_table.rows(spec.name, found[spec.name])],
-              data_table.checks(found, cores, gpu), failed=failed,
-              settings={"rounds": max(map(len, found.values()), default=0)})
-    parts.add([Row.of(f"decode ceiling, one thread, {name}", rates, "images/s") for name, rates in ceilings.items()])
-    parts.add(data_table.hardware_ceiling(found, cores))
+    for seen in _rounds(specs, setting, options):
+        so_far = parts.copy()
+        _tabulate(so_far, seen, twice.name, cores, gpu)
+        keep(so_far.record())
+    _tabulate(parts, seen, twice.name, cores, gpu)
+    parts.add(data_table.hardware_ceiling(seen.found, cores))
     parts.add(*_queues(parts.failed))
     if not options.quick:
-        _auto(parts, found, setting, cores)
-    first, second = ([rate.images_per_s for rate in found[name]] for name in (twice.name, twice.name + AGAIN))
+        _auto(parts, seen.found, setting, cores)
+
+
+def _tabulate(parts: Parts, seen: Seen, twice: str, cores: int, gpu: bool) -> None:
+    """Add what the rounds so far have found; `twice` is the name of what was measured twice in each."""
+    parts.add([row for name, rates in seen.found.items() for row in data_table.rows(name, rates)],
+              data_table.checks(seen.found, cores, gpu), failed=seen.failed,
+              settings={"rounds": max(map(len, seen.found.values()), default=0)})
+    parts.add([Row.of(f"decode ceiling, one thread, {name}", rates, "images/s")
+               for name, rates in seen.ceilings.items()])
+    first, second = ([rate.images_per_s for rate in seen.found[name]] for name in (twice, twice + AGAIN))
     pairs = min(len(first), len(second))
     parts.aa_spread = spread(first[:pairs], second[:pairs]) if pairs else math.nan
 
@@ -143,12 +159,18 @@ def _auto(parts: Parts, found: dict[str, list[Rate]], setting: Setting, cores: i
                           [speeds[chosen] / max(speeds.values())], "ratio")])
 
 
-def _rounds(specs: list[Spec], setting: Setting, options: Options
-            ) -> tuple[dict[str, list[Rate]], dict[str, list[float]], dict[str, str]]:
-    """Rates by name, decode ceilings by decoder, and the sentences of what failed, which isn't tried again."""
-    found: dict[str, list[Rate]] = {spec.name: [] for spec in specs}
-    ceilings: dict[str, list[float]] = {decoder: [] for decoder in DECODERS}
-    failed: dict[str, str] = {}
+@dataclass
+class Seen:
+    """What the rounds so far have found: rates by name, decode ceilings by decoder, the sentences of what failed."""
+
+    found: dict[str, list[Rate]]
+    ceilings: dict[str, list[float]]
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def _rounds(specs: list[Spec], setting: Setting, options: Options) -> Iterator[Seen]:
+    """All that was found, after each round; what failed isn't tried again."""
+    seen = Seen({spec.name: [] for spec in specs}, {decoder: [] for decoder in DECODERS})
     start = time.monotonic()
     for number in range(options.rounds):
         past = time.monotonic() - start
@@ -156,17 +178,19 @@ def _rounds(specs: list[Spec], setting: Setting, options: Options
             break
         due = specs if number % 2 == 0 else [spec for spec in reversed(specs) if spec.always]
         for spec in tqdm(due, desc=f"round {number + 1}", disable=None):
-            if spec.name in failed:
+            if spec.name in seen.failed:
                 continue
             try:
-                found[spec.name].append(isolated.call(engines.measure, spec, setting, timeout=TIMEOUT))
+                seen.found[spec.name].append(isolated.call(engines.measure, spec, setting, timeout=TIMEOUT))
             except LfError as error:
-                failed[spec.name] = str(error)
-                found[spec.name] = []
+                seen.failed[spec.name] = str(error)
+                seen.found[spec.name] = []
         for decoder in DECODERS:
             images, seconds = isolated.call(engines.decode_ceiling, decoder, setting)
-            ceilings[decoder].append(images / seconds)
-    return found, ceilings, failed
+            seen.ceilings[decoder].append(images / seconds)
+        print(f"round {number + 1}: {len(due)} measurements, {len(seen.failed)} failed, "
+              f"{time.monotonic() - start:.0f} s so far", flush=True)
+        yield seen
 
 
 def _dataset(options: Options) -> Path:

@@ -7,6 +7,7 @@ slow step hides a slow loader. That is the point, a loader is fast enough when i
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 from lfhelpers.errors import LfError
@@ -25,10 +26,11 @@ def jobs(data: Path, size: str = "small", micro: int = 32, steps: int = STEPS, s
                          f"log.skip={skipped}", *changes) for name, changes in OVERRIDES.items()}
 
 
-def measure(recipes: dict[str, Recipe], repeats: int = 2) -> tuple[list[Row], dict[str, float], dict[str, str]]:
+def measure(recipes: dict[str, Recipe], repeats: int = 2
+            ) -> Iterator[tuple[list[Row], dict[str, float], dict[str, str]]]:
     """(rows, checks `small_data_wait_*` as shares 0..1 of the step, {name: sentence} of recipes that failed).
 
-    Runs are started one after the other, as often as `repeats` says, in turn.
+    Runs are started one after the other, as often as `repeats` says, in turn; after each turn all so far is given.
     """
     shares: dict[str, list[float]] = {name: [] for name in recipes}
     rates: dict[str, list[float]] = {name: [] for name in recipes}
@@ -44,7 +46,10 @@ def measure(recipes: dict[str, Recipe], repeats: int = 2) -> tuple[list[Row], di
                 continue
             shares[name].append(summary["report"]["percent"]["data_wait"] / 100)
             rates[name].append(summary["samples_per_s"])
-    rows = [row for name in recipes for row in (Row.of(f"training, {name}: waiting for data", shares[name], "share"),
-                                                Row.of(f"training, {name}", rates[name], "samples/s"))]
-    checks = {f"small_data_wait_{name}": statistics.median(shares[name]) for name in recipes if shares[name]}
-    return rows, checks, {f"training, {name}": sentence for name, sentence in failed.items()}
+            print(f"training, {name}: {rates[name][-1]:.0f} samples/s, {shares[name][-1]:.2%} waiting for data",
+                  flush=True)
+        rows = [row for name in recipes for row in (
+            Row.of(f"training, {name}: waiting for data", shares[name], "share"),
+            Row.of(f"training, {name}", rates[name], "samples/s"))]
+        checks = {f"small_data_wait_{name}": statistics.median(shares[name]) for name in recipes if shares[name]}
+        yield rows, checks, {f"training, {name}": sentence for name, sentence in failed.items()}

@@ -61,11 +61,11 @@ def _found(parts: Sequence[str], kind: str, blocks: int, rounds: int, failed: di
     jobs: list[tuple[str, Callable[[], Finding]]] = []
     if "correctness" in parts:
         jobs.append(("correctness", partial(_correctness, kind)))
-    if "kernels" in parts:
-        jobs += [(case.name, partial(_kernels, case, rounds, kind)) for case in (cases.CASES if gpu else cases.TINY)]
     steps = [SIZES[part] for part in parts if part in SIZES]
     jobs += [(f"step of {size}", partial(_step, size, micro, blocks, kind))
              for size, micro in (steps if gpu else TINY_STEP[:len(steps)])]
+    if "kernels" in parts:
+        jobs += [(case.name, partial(_kernels, case, rounds, kind)) for case in (cases.CASES if gpu else cases.TINY)]
     for name, job in jobs:
         try:
             yield job()

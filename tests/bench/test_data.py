@@ -120,11 +120,11 @@ def test_what_fails_is_a_row_with_its_sentence_and_is_tried_once(setting, monkey
         return (10, 1.0) if function is data_engines.decode_ceiling else rates(100)[0]
 
     monkeypatch.setattr(data.isolated, "call", call)
-    found, ceilings, failed = data._rounds(specs, setting, Options(rounds=3))
-    assert failed == {"bad": "it needs a GPU."} and calls.count("bad") == 1
-    assert len(found["good"]) == 3 and found["bad"] == [] and ceilings["pillow"] == [10.0] * 3
-    assert len(found["seldom"]) == 2, "every other round"
-    [row] = data_table.rows("bad", found["bad"])
+    *_, seen = data._rounds(specs, setting, Options(rounds=3))
+    assert seen.failed == {"bad": "it needs a GPU."} and calls.count("bad") == 1
+    assert len(seen.found["good"]) == 3 and seen.found["bad"] == [] and seen.ceilings["pillow"] == [10.0] * 3
+    assert len(seen.found["seldom"]) == 2, "every other round"
+    [row] = data_table.rows("bad", seen.found["bad"])
     assert row.n == 0 and np.isnan(row.value)
     assert [name for name in calls if name in ("good", "seldom")] == ["good", "seldom", "good", "good", "seldom"]
 
@@ -134,8 +134,8 @@ def test_no_round_begins_that_would_pass_the_time(setting, monkeypatch):
         (1, 1.0) if function is data_engines.decode_ceiling else rates(100)[0]))
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr(data.time, "monotonic", lambda: float(next(clock)))  # each look at the clock is 100 s later
-    found, _, _ = data._rounds([Spec("good", "threads", 1)], setting, Options(rounds=9, minutes=5))
-    assert len(found["good"]) == 2
+    *_, seen = data._rounds([Spec("good", "threads", 1)], setting, Options(rounds=9, minutes=5))
+    assert len(seen.found["good"]) == 2
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_training_gives_the_share_of_waiting_of_each_recipe(tmp_path, monkeypatc
         return run
 
     monkeypatch.setattr(data_train, "launch", launch)
-    rows, checks, failed = data_train.measure(jobs)
+    *_, (rows, checks, failed) = data_train.measure(jobs)
     assert checks == pytest.approx({"small_data_wait_full": 0.005, "small_data_wait_as_found": 0.42})
     assert failed == {"training, competent": "rank 0: RuntimeError: no memory"}
     assert {(row.name, row.n) for row in rows} >= {("training, full", 2), ("training, competent", 0)}
@@ -213,7 +213,7 @@ def test_training_gives_the_share_of_waiting_of_each_recipe(tmp_path, monkeypatc
 
 def test_a_real_training_run_is_measured(tabletop_shards, runs_root):
     jobs = data_train.jobs(tabletop_shards, size="tiny", micro=4, steps=4, skipped=1)
-    _, checks, failed = data_train.measure({"competent": jobs["competent"].with_("device=cpu")}, repeats=1)
+    [(_, checks, failed)] = data_train.measure({"competent": jobs["competent"].with_("device=cpu")}, repeats=1)
     assert failed == {} and 0 <= checks["small_data_wait_competent"] <= 1
     json.dumps(checks)
 

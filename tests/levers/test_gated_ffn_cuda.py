@@ -32,6 +32,7 @@ def test_the_source_compiles_for_hopper_and_moves_16_bytes_at_a_time(tmp_path):
                          (ptx := (tmp_path / "kernels.ptx").read_text()), re.DOTALL)
     assert len(kernels) == 2 * 4 * 2 and {int(numbers) for *_, numbers in kernels} == {1, 2, 4, 8}
     assert ptx.count("ld.global.nc.v4") == 3 * (2 + 3), "two loads forward, three backward, of fp32, bf16 and fp16"
+    assert ptx.count("st.global.wb.v4") == 4 * (1 + 3), "one store forward, three backward, of these and of fp64"
 
 
 @pytest.mark.skipif(GPU, reason="this machine could build it")

@@ -27,6 +27,16 @@ struct alignas(sizeof(T) * N) Vec {
   T at[N];
 };
 
+// 16 bytes leave in one store; assigned, the compiler would send each number by itself.
+template <typename V>
+__device__ __forceinline__ void store(void* to, const V& numbers) {
+  if constexpr (sizeof(V) == sizeof(uint4)) {
+    __stwb(static_cast<uint4*>(to), reinterpret_cast<const uint4&>(numbers));
+  } else {
+    *static_cast<V*>(to) = numbers;
+  }
+}
+
 // Where exp overflows to infinity the quotient is 0, which is right: no number saturates to NaN.
 template <typename T>
 __device__ __forceinline__ at::opmath_type<T> sigmoid(at::opmath_type<T> x) {
@@ -53,7 +63,7 @@ product_kernel(const T* __restrict__ packed, T* __restrict__ product, int64_t hi
     const Wide a = static_cast<Wide>(gate.at[i]);
     out.at[i] = static_cast<T>(a * sigmoid<T>(a) * static_cast<Wide>(up.at[i]));
   }
-  *reinterpret_cast<V*>(product + row * hidden + column) = out;
+  store(product + row * hidden + column, out);
 }
 
 template <typename T, int N>
@@ -77,9 +87,9 @@ grad_kernel(const T* __restrict__ grad, const T* __restrict__ packed, T* __restr
     to_up.at[i] = static_cast<T>(g * silu);
     out.at[i] = static_cast<T>(silu * b);  // the forward's result again, for the gradient of the down projection
   }
-  *reinterpret_cast<V*>(grad_packed + wide_at) = to_gate;
-  *reinterpret_cast<V*>(grad_packed + wide_at + hidden) = to_up;
-  *reinterpret_cast<V*>(product + at) = out;
+  store(grad_packed + wide_at, to_gate);
+  store(grad_packed + wide_at + hidden, to_up);
+  store(product + at, out);
 }
 
 bool in_vectors(const at::Tensor& tensor, int64_t hidden) {
