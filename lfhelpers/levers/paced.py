@@ -77,18 +77,35 @@ _PACED = {"allreduce": ("allreduce", 0, 2), "allreduce_coalesced": ("allreduce_c
           "_allgather_base": ("_allgather_base", 0, 1), "all_gather_single": ("_allgather_base", 0, 1),
           "reduce_scatter": ("reduce_scatter", 1, 1), "_reduce_scatter_base": ("_reduce_scatter_base", 1, 1),
           "reduce_scatter_single": ("_reduce_scatter_base", 1, 1),
-          "reduce_scatter_tensor_coalesced": ("reduce_scatter_tensor_coalesced", 1, 1),
-          "allgather_into_tensor_coalesced": ("allgather_into_tensor_coalesced", 0, 1), "alltoall": ("alltoall", 1, 1),
+          "reduce_scatter_tensor_coalesced": ("_reduce_scatter_base", 1, 1),
+          "allgather_into_tensor_coalesced": ("_allgather_base", 0, 1), "alltoall": ("alltoall", 1, 1),
           "alltoall_base": ("alltoall_base", 1, 1), "all_to_all_single": ("alltoall_base", 1, 1)}
+_ONE_BY_ONE = {"reduce_scatter_tensor_coalesced", "allgather_into_tensor_coalesced"}
+"""Of lists of tensors, as one message; gloo's object takes one tensor at a time."""
 _PASSED = ("broadcast", "barrier", "gather", "scatter", "reduce", "send", "recv")
 
 
-def _collective(gloo_name: str, payload: int, rounds: int) -> Callable[..., Any]:
+class _Works(list[Any]):
+    """Works that are one to whoever waits."""
+
+    def wait(self) -> None:
+        for work in self:
+            work.wait()
+
+
+def _collective(name: str, gloo_name: str, payload: int, rounds: int) -> Callable[..., Any]:
     def call(self: Paced, *arguments: Any, **options: Any) -> Any:
         size, hops = _bytes(arguments[payload]), rounds * (self._ranks - 1)
         start = functools.partial(getattr(self.gloo, gloo_name), *arguments, **options)
+        if name in _ONE_BY_ONE:
+            outputs, inputs, *rest = arguments
+            start = functools.partial(_started, getattr(self.gloo, gloo_name), outputs, inputs, rest)
         return self.paced(start, size, hops / self._ranks, hops, arguments[0])
     return call
+
+
+def _started(collective: Callable[..., Any], outputs: list[Tensor], inputs: list[Tensor], rest: list[Any]) -> _Works:
+    return _Works(collective(to, of, *rest) for to, of in zip(outputs, inputs, strict=True))
 
 
 def _passed(name: str) -> Callable[..., Any]:
@@ -96,7 +113,7 @@ def _passed(name: str) -> Callable[..., Any]:
 
 
 for _name, _entry in _PACED.items():
-    setattr(Paced, _name, _collective(*_entry))
+    setattr(Paced, _name, _collective(_name, *_entry))
 for _name in _PASSED:
     setattr(Paced, _name, _passed(_name))
 

@@ -59,7 +59,7 @@ class Shards(Exchange):
                 for own, whole in self._whole.items() if id(whole) in held]
 
     def send(self, parameters: Sequence[nn.Parameter]) -> list[Any]:
-        """Start to average the gradients of parameters of one dtype, each rank's share there; wait on each returned."""
+        """Start to average gradients of one dtype, each rank's share there; what is returned is waited for."""
         cut = gradients(parameter for parameter in parameters if parameter in self._cut)
         rest = gradients(parameter for parameter in parameters if parameter not in self._cut)
         return [*([scatter(cut)] if cut else []), *([average(rest)] if rest else [])]

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from lfhelpers.levers import slow_link
+from lfhelpers.levers import in_place, slow_link
 from lfhelpers.train.ranks import identify, joined
 
 LINK = "gloo:0.02GB/s,1000us"
@@ -37,6 +37,10 @@ def main() -> None:
         }
         found["results"] = [float(ones.mean()), [float(part.mean()) for part in parts], float(whole.mean()),
                             float(half.mean()), [float(x) for x in swapped.view(2, -1).mean(1)]]
+        two = [torch.full((SIZE // 8,), 1.0 + ranks.rank) for _ in range(2)]
+        found["seconds"]["scatter in place"] = timed(lambda: in_place.scatter(two).wait())
+        found["seconds"]["gather in place"] = timed(lambda: in_place.gather(two).wait())
+        found["in place"] = [float(x) for tensor in two for x in (tensor.min(), tensor.max())]
         works = [dist.all_reduce(torch.ones(SIZE // 4), async_op=True) for _ in range(3)]
         found["seconds"]["three at once"] = timed(lambda: [work.wait() for work in works])
         if ranks.rank == 1:

@@ -103,6 +103,7 @@ def test_results_are_gloos(paced):
     assert paced["backend"].endswith("paced")
     assert paced["results"] == [2.0, [0.0, 1.0], 0.5, 0.0, [0.0, 1.0]]
     assert paced["gradient"] == 1.0
+    assert paced["in place"] == [1.5] * 4, "the mean of both ranks, of all that each has scattered and gathered again"
 
 
 def test_every_collective_takes_its_time_on_the_wire(paced):
@@ -110,7 +111,8 @@ def test_every_collective_takes_its_time_on_the_wire(paced):
     whole, seconds = 2**20 / 0.02e9, paced["seconds"]
     assert seconds["all_reduce"] >= whole + 0.002
     assert seconds["backward"] >= whole + 0.002
-    for name in ("all_gather", "all_gather_into_tensor", "reduce_scatter", "all_to_all"):
+    for name in ("all_gather", "all_gather_into_tensor", "reduce_scatter", "all_to_all", "scatter in place",
+                 "gather in place"):
         assert seconds[name] >= whole / 2 + 0.001, name
     assert seconds["three at once"] >= 2 * whole, "transfers follow each other; the first may be over"
     assert paced["waited"] >= 0.2, "a transfer begins when the last rank is there"
