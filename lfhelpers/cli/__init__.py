@@ -12,7 +12,7 @@ from rich.table import Table
 from typer.models import CommandInfo, Default, TyperInfo
 
 from lfhelpers.cli.base import base_app
-from lfhelpers.cli.bench import bench_app
+from lfhelpers.cli.bench_ranks import bench_app
 from lfhelpers.cli.data import data_app
 from lfhelpers.cli.diagnose import ablate as ablate_command
 from lfhelpers.cli.diagnose import diagnose as diagnose_command

@@ -61,43 +61,6 @@ def step(
     finish(run(cases(case or []), blocks, "full" if compiling else None, overrides or [], keep), out, onto)
 
 
-@bench_app.command("ddp")
-def ddp(
-    ranks: Annotated[int, typer.Option(min=2, help="Ranks, on GPUs one each.")] = 2,
-    only: Annotated[list[str] | None, typer.Option("--part", help="levers, ddp, in_place, small or slow_link.")] = None,
-    blocks: Annotated[int, typer.Option(min=3, help="Blocks of five steps, of each side of a comparison.")] = 6,
-    slow_link: Annotated[str | None, typer.Option(help="The slowed link, as ddp.slow_link: nccl:socket.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all parts.")] = None,
-    out: Out = None,
-    onto: Onto = None,
-) -> None:
-    """What several ranks win, what their exchange costs, and whether the tuner's buckets are the best.
-
-    Example: lfhelpers bench ddp --ranks 2
-    """
-    from lfhelpers.bench.ddp import parts, run, selected
-
-    finish(run(selected(parts(overrides or [], slow_link), only or []), ranks, blocks, keeping(out, onto)),
-           out, onto)
-
-
-@bench_app.command("link")
-def link(
-    ranks: Annotated[int, typer.Option(min=2, help="Ranks, on GPUs one each.")] = 2,
-    repeats: Annotated[int, typer.Option(min=3, help="Of each size.")] = 15,
-    slow_link: Annotated[str | None, typer.Option(help="Slow it on purpose, as ddp.slow_link: nccl:shm.")] = None,
-    out: Out = None,
-    onto: Onto = None,
-) -> None:
-    """What a message between ranks costs, by its size.
-
-    Example: lfhelpers bench link --ranks 2
-    """
-    from lfhelpers.bench.link import run
-
-    finish(run(ranks, repeats, slow_link), out, onto)
-
-
 @bench_app.command("diagnosis")
 def diagnosis(
     fault: Annotated[list[str] | None, typer.Option(help="A fault by its name; repeatable; else all six.")] = None,

@@ -88,7 +88,7 @@ def test_a_named_recipe_is_met_as_near_as_the_knobs_come():
     knobs = space.knobs(base, SERVER, cores=16)
     near = space.pulled(base, knobs, space.labels(knobs, FULL))
     assert set(diff(near, FULL)) == {
-        "workload.train_unused", "ddp.bucket_mb", "ddp.in_place", "ddp.shard_optimizer"}  # no knobs for those on one rank
+        "workload.train_unused", "ddp.bucket_mb", "ddp.in_place", "ddp.shard_optimizer"}  # no knobs on one rank
 
 
 def test_unknown_knobs_and_an_empty_space_are_refused():
