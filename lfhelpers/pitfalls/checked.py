@@ -19,7 +19,8 @@ from lfhelpers.pitfalls.order import Fingerprint, order_fingerprint
 from lfhelpers.runs import Run, load, timed
 
 OFTEN = 0.02
-"""Share of skipped steps, in fp16 and beyond its first halvings of the scale, from which they are named."""
+"""Share from which skipped steps of fp16, beyond its first halvings of the scale, a slowed GPU and lost segments are
+named."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,18 @@ def _late(run: Run) -> Iterator[Found]:
         yield Found("late_rank", late["text"])
 
 
+def _slowed(run: Run) -> Iterator[Found]:
+    """A GPU that something holds down, or a network that loses what is sent: also where all ranks are equally late."""
+    usage = run.summary.get("utilisation", {})
+    for why, share in usage.get("gpu_slowed", {}).items():
+        if share >= 100 * OFTEN:
+            yield Found("late_rank", f"{why} holds the GPU's clock down in {share:.0f} % of the run, at "
+                                     f"{usage['gpu_clock_mhz']:.0f} MHz in the median")
+    several = len(list((run.path / "hosts").glob("*.json"))) > 1  # one alone sends other people's segments
+    if several and (usage.get("tcp_resent_percent") or 0.0) >= 100 * OFTEN:
+        yield Found("late_rank", f"{usage['tcp_resent_percent']:.1f} % of what this host sends is lost and sent again")
+
+
 def _nonfinite(run: Run) -> Iterator[Found]:
     named = {"batch": "black_image", "forward": "masked_row", "loss": "scaler_collapse", "weights": "clip_nan",
              "gradient": "clip_nan"}
@@ -105,4 +118,4 @@ def _reads(run: Run) -> Iterator[Found]:
 
 
 LOOKS: tuple[Callable[[Run], Iterator[Found]], ...] = (
-    _memory, _recompiled, _order, _late, _nonfinite, _skipped, _reads)
+    _memory, _recompiled, _order, _late, _slowed, _nonfinite, _skipped, _reads)

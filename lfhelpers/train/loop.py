@@ -235,6 +235,6 @@ def _summary(parts: Job, recorder: Recorder, communication: ExposedCommunication
         "hardware": hardware.title(ranks.device.type), **summary, **({"communication": exchange} if exchange else {}),
         "steps": {"applied": len(recorder.rows) - skipped, "skipped": skipped, "timed": len(rows)},
         "memory": device_memory(ranks) | {"host_rss_gib": usage["host_rss_gib"]},
-        "utilisation": {key: usage[key] for key in ("gpu_percent", "gpu_watts", "cpu_percent", "cpu_count")},
+        "utilisation": {key: value for key, value in usage.items() if key not in ("host_rss_gib", "gpu_memory_gib")},
         "loss": {"first": recorder.rows[0]["loss"], "last": recorder.rows[-1]["loss"]},
     }

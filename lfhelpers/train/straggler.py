@@ -3,8 +3,8 @@
 All ranks take equally long for a step, since they wait for each other: the late one shows only in what each does before
 the exchange. So every rank sums up the parts of its steps in which nobody waits for a peer, and at the end of the run
 they are compared step by step. A rank is late where it is the latest in four of five steps, by a tenth of a step in the
-median; chance moves the last place around. Beside it stand the part that is longer, and how busy its host's cores were
-with work that is not the run's. It costs one exchange of some hundred numbers at the end.
+median; chance moves the last place around. Beside it stand the part that is longer, how busy its host's cores were with
+work that is not the run's, and what held its GPU's clock down. It costs one exchange of some hundred numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import psutil
@@ -45,6 +45,8 @@ class Seen:
     host: str
     busy: float
     used: float
+    slowed: dict[str, float] = field(default_factory=dict)
+    """Percent of the run in which a reason held its GPU's clock down, by reason (measure.system)."""
 
     def total(self, step: int) -> float:
         """Its own milliseconds of a step."""
@@ -61,9 +63,12 @@ class Late:
     part: str
     host: str
     foreign: float
+    slowed: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         cause = f"; {self.foreign:.0%} of the cores of {self.host} do other work" if self.foreign >= BUSY else ""
+        cause += "".join(f"; {why} holds its GPU's clock down in {share:.0f} % of the run"
+                         for why, share in self.slowed.items())
         return (f"rank {self.rank} is late by {self.ms:.3g} ms in {self.share:.0%} of the steps, in its {self.part}"
                 f"{cause}: the other ranks wait for it in backward")
 
@@ -93,7 +98,7 @@ class Straggler(Hook):
         total, busy, used = (now - before for now, before in zip(clocks(), self._clocks, strict=True))
         own = {name: [row["ms"][name] for row in self._rows] for name in OWN}
         mine = Seen(own, [row["step_ms"] for row in self._rows], platform.node(), busy / max(total, 1e-9),
-                    used / max(total, 1e-9))
+                    used / max(total, 1e-9), summary["utilisation"].get("gpu_slowed", {}))
         found = late(self._ranks.gather(mine))
         if found is not None:
             summary["late_rank"] = asdict(found) | {"text": str(found)}
@@ -118,7 +123,7 @@ def late(seen: Sequence[Seen]) -> Late | None:
                    for place, item in enumerate(seen) if place != rank)
     here = [item for item in seen if item.host == seen[rank].host]
     foreign = max(0.0, seen[rank].busy - sum(item.used for item in here))
-    return Late(rank, behind, share, max(OWN, key=excess), seen[rank].host, foreign)
+    return Late(rank, behind, share, max(OWN, key=excess), seen[rank].host, foreign, seen[rank].slowed)
 
 
 def clocks() -> tuple[float, float, float]:

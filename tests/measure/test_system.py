@@ -33,6 +33,14 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle):
         return SimpleNamespace(used=next(self.used))
 
+    NVML_CLOCK_SM = 1
+
+    def nvmlDeviceGetClockInfo(self, handle, clock):
+        return {self.NVML_CLOCK_SM: 1980}[clock]
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        return 0x20 | 0x04  # heat, and the power limit
+
 
 def watch(monitor, seconds_of_work=0.3):
     """Sample while another process keeps a core busy."""
@@ -47,7 +55,20 @@ def test_a_busy_core_shows_and_no_gpu_is_none():
     assert 40 / os.cpu_count() < usage["cpu_percent"] <= 100
     assert usage["cpu_count"] == os.cpu_count()
     assert usage["gpu_percent"] is None and usage["gpu_memory_gib"] is None and usage["gpu_watts"] is None
+    assert usage["gpu_clock_mhz"] is None and usage["gpu_slowed"] == {}
     assert 0.01 < usage["host_rss_gib"] < 100
+
+
+def test_segments_that_are_sent_again_are_counted_from_start_to_stop(monkeypatch, tmp_path):
+    heads = "Tcp: RtoAlgorithm OutSegs RetransSegs\n"
+    monkeypatch.setattr(system, "SNMP", tmp_path / "snmp")
+    assert watch(Monitor(interval=0.05), 0)["tcp_resent_percent"] is None, "only Linux tells"
+    (tmp_path / "snmp").write_text(f"Ip: X\nIp: 1\n{heads}Tcp: 1 1000 50\n")
+    monitor = Monitor(interval=0.05).start()
+    while not monitor._segments:
+        time.sleep(0.01)
+    (tmp_path / "snmp").write_text(f"{heads}Tcp: 1 3000 90\n")
+    assert monitor.stop()["tcp_resent_percent"] == 2.0
 
 
 @pytest.mark.parametrize("code", [HOLD, WITH_CHILD], ids=["the process itself", "its child"])
@@ -72,6 +93,7 @@ def test_gpu_figures_are_mean_use_and_peak_memory(monkeypatch):
     assert usage["gpu_percent"] == 50
     assert usage["gpu_watts"] == pytest.approx(500, rel=0.05)
     assert usage["gpu_memory_gib"] == 3
+    assert usage["gpu_clock_mhz"] == 1980 and usage["gpu_slowed"] == {"heat": 100.0}, "at its limit of power it may be"
 
 
 def test_failing_readings_are_left_out(monkeypatch):

@@ -48,6 +48,17 @@ def test_what_a_run_wrote_of_itself_is_told(run):
         ("loss_list", "memory"), ("recompiles", "memory"), ("late_rank", "several hosts")]
 
 
+def test_a_gpu_that_is_held_down_and_a_network_that_loses_are_told(run):
+    usage = {"gpu_slowed": {"heat": 40.0, "its power supply": 1.0}, "gpu_clock_mhz": 1200, "tcp_resent_percent": 3.0}
+    run.write("summary.json", {"utilisation": usage})
+    [heat] = check(run)
+    assert "heat holds the GPU's clock down in 40 % of the run, at 1200 MHz" in heat.text
+    for host in ("a", "b"):
+        (run.path / "hosts").mkdir(exist_ok=True)
+        run.write(f"hosts/{host}.json", {})
+    assert [item.text for item in check(run)][1:] == ["3.0 % of what this host sends is lost and sent again"]
+
+
 def test_most_steps_skipped_is_a_finding_and_a_scaler_that_finds_its_scale_is_none(run):
     def steps(skipped):
         (run.path / "steps.jsonl").unlink(missing_ok=True)

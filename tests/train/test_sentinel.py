@@ -1,6 +1,7 @@
 """Memory that keeps growing is told from warm-up and noise, and its owner is named; a late rank by its own time."""
 
 import mmap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,11 @@ def test_a_late_rank_is_named_with_its_part_and_its_hosts_load():
     assert found.foreign == pytest.approx(0.75) and "75% of the cores of host do other work" in str(found)
     waiting = late([seen(10, data=30.0), seen(10, seed=1)])
     assert (waiting.rank, waiting.part) == (0, "data_wait") and "other work" not in str(waiting)
+
+
+def test_what_holds_the_late_ranks_gpu_down_is_said():
+    slow = replace(seen(20, seed=2), slowed={"heat": 60.0})
+    assert "heat holds its GPU's clock down in 60 % of the run" in str(late([seen(10), seen(10, seed=1), slow]))
 
 
 def test_ranks_that_take_turns_at_being_last_are_not_late():
