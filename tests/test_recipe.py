@@ -67,6 +67,14 @@ def test_contradictions_are_refused_by_name(overrides, named):
     assert all(name in str(error.value) for name in named)
 
 
+def test_a_section_given_as_a_mapping_keeps_its_other_fields():
+    assert diff(recipe("full"), recipe("full", ddp={"bucket_mb": 50.0})) == {"ddp.bucket_mb": (100.0, 50.0)}
+    options = recipe("competent", workload={"options": {"a": 1}})
+    assert options.with_(**{"workload.options": {"b": 2}}).workload.options == {"b": 2}, "a field's value is replaced"
+    with pytest.raises(LfError, match=r"'ddp\.bucket' does not exist; did you mean"):
+        recipe("full", ddp={"bucket": 50.0})
+
+
 def test_unknown_names_and_files_say_what_is_known(tmp_path):
     with pytest.raises(LfError, match="did you mean 'competent'"):
         recipe("competant")

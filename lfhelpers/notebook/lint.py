@@ -131,12 +131,14 @@ def closing(notebook: NotebookNode) -> Iterator[Finding]:
 
 
 def size(notebook: NotebookNode) -> Iterator[Finding]:
-    """25 to 60 cells, none longer than 40 lines, and about as much text as code."""
-    code = sum(cell.cell_type == "code" for cell in notebook.cells)
+    """25 to 60 cells, none longer than 40 lines, and about as much text as code; answers to exercises are neither."""
+    text = sum(cell.cell_type == "markdown" for cell in notebook.cells)
+    code = sum(cell.cell_type == "code" and not re.search(r"^answer = ", cell.source, re.MULTILINE)
+               for cell in notebook.cells)
     if len(notebook.cells) not in CELLS:
         yield Finding(None, f"{len(notebook.cells)} cells; a lesson has {CELLS.start} to {CELLS.stop - 1}")
-    if code > len(notebook.cells) - code:
-        yield Finding(None, f"{code} code cells and only {len(notebook.cells) - code} of text", warning=True)
+    if code > text:
+        yield Finding(None, f"{code} code cells and only {text} of text", warning=True)
     for number, cell in _cells(notebook):
         if cell.cell_type == "code" and len(cell.source.splitlines()) > LINES:
             lines = len(cell.source.splitlines())

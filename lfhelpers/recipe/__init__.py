@@ -119,13 +119,20 @@ class Recipe(Section):
         return self
 
     def with_(self, *overrides: str, **fields: Any) -> Recipe:
-        """A changed copy, by strings such as "ddp.bucket_mb=100" or by dotted keywords, `**{"ddp.bucket_mb": 100}`."""
+        """A changed copy, by strings such as "ddp.bucket_mb=100" or by keywords, `ddp={"bucket_mb": 100}`.
+
+        A section's other fields stay; keywords may be dotted, too: `**{"ddp.bucket_mb": 100}`.
+        """
         data = self.model_dump()
         for text in overrides:
             path, value = parse_override(text)
             _put(data, path, value)
         for key, value in fields.items():
-            _put(data, key, value)
+            if key in data and isinstance(value, Mapping):
+                for name, inner in value.items():
+                    _put(data, f"{key}.{name}", inner)
+            else:
+                _put(data, key, value)
         return _validated(data)
 
     def untimed(self, device: str) -> int:
