@@ -40,7 +40,7 @@ def test_warnings_are_printed_and_pass(tmp_path, capsys):
     made = good_lesson()
     made.cells[3:15] = [code(f"x{number} = {number}") for number in range(12)]
     assert lint.check([save(tmp_path, "00_terse", made)]) == 0
-    assert capsys.readouterr().out == "00_terse.ipynb: warning: 22 code cells and only 3 of text\n"
+    assert capsys.readouterr().out == "00_terse.ipynb: warning: 18 code cells and only 3 of text\n"
 
 
 def test_a_file_that_is_no_notebook_is_a_sentence(tmp_path):
