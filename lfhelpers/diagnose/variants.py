@@ -47,9 +47,9 @@ def variants(trainer: Trainer, real: Iterator[Pair], held: Sequence[Pair]) -> li
     found = [Variant(FULL, step, real), Variant(CACHED, _again(trainer), endless(held)),
              Variant(NO_UPDATE, _built(trainer, optimizer=SimpleNamespace(update=lambda _: parts.optimizer.drop())),
                      endless(held))]
-    if ranks.world > 1:
+    if parts.exchange is not None:
         found.append(Variant(NO_EXCHANGE, _built(trainer, model=bare(parts.model), ranks=ranks.alone()),
-                             endless(held)))
+                             endless(held), parts.exchange.silent))
     if job.graph.scope == "none" or ranks.device.type == "cpu":
         found.append(Variant(FORWARD, _forward(trainer), endless(held)))
     sizes = {ONE: 1} | ({HALF: micro // 2} if micro >= 4 and job.compile.scope == "none" else {})

@@ -16,6 +16,7 @@ Bytes are counted as one rank sends them in ring algorithms: 2 (n - 1) / n of th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,10 @@ class Exchange:
     def average(self, bucket: dist.GradBucket) -> Future:
         """Average one bucket over the ranks: DDP's communication hook."""
         return self.exactly(bucket)
+
+    def silent(self) -> contextlib.AbstractContextManager[None]:
+        """For the block an update sends nothing, so that ranks drift apart: what remains is a rank's own work."""
+        return contextlib.nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to go on bit for bit, as plain values and tensors; {} where there is nothing."""

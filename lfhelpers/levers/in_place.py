@@ -40,6 +40,7 @@ class InPlace(nn.Module):
         """Starts to average the gradients of parameters of one dtype; what it returns is waited for."""
         self._plan = tuple(plan) or DEFAULT
         self._exchanging = True
+        self._sending = False
         self._works: list[Any] = []
         self._waiting: dict[torch.dtype, list[nn.Parameter]] = {}
         self._sent: dict[torch.dtype, int] = {}
@@ -52,7 +53,11 @@ class InPlace(nn.Module):
             dist.broadcast(tensor.data, src=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's; what a backward that failed has left behind would keep the next one from being finished."""
+        """The model's; here, as in DDP, it is decided whether the backward that follows exchanges.
+
+        A backward of the bare model doesn't. What one that failed has left behind would keep the next from its end.
+        """
+        self._sending = self._exchanging
         self._works.clear()
         self._waiting.clear()
         return self.module(*args, **kwargs)
@@ -68,7 +73,7 @@ class InPlace(nn.Module):
 
     def ready(self, parameter: nn.Parameter) -> None:
         """Autograd has finished the gradient of this parameter."""
-        if not self._exchanging:
+        if not self._sending:
             return
         if not self._works and not self._waiting:
             self.groups = []
@@ -95,6 +100,7 @@ class InPlace(nn.Module):
         for work in self._works:
             work.wait()
         self._works.clear()
+        self._sending = False
 
 
 WRAPPED = DistributedDataParallel, InPlace

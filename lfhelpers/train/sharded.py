@@ -13,7 +13,8 @@ ranks are equal to the unsharded run to the last bit while nothing is clipped, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +46,16 @@ class Shards(Exchange):
         """What the optimizer updates, in the order of the parameters: shares, or whole ones that can't be cut."""
         self._whole = dict(zip(self.mine, self._parameters, strict=True))
         self._works: list[Any] = []
+        self._silent = False
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """For the block, norms are of this rank's shares, and weights stay where they were updated."""
+        self._silent = True
+        try:
+            yield
+        finally:
+            self._silent = False
 
     def attach(self, model: nn.Module) -> None:
         """Take over the exchange of a model that levers.in_place wraps."""
@@ -78,6 +89,8 @@ class Shards(Exchange):
 
     def norm(self, own: Tensor) -> Tensor:
         """The norm of all gradients from the norm of this rank's, 0-dim; what every rank has is counted once."""
+        if self._silent:
+            return own
         everyones = gradients(parameter for parameter in self._parameters if parameter not in self._cut)
         shared = total_norm(everyones) ** 2 if everyones else torch.zeros_like(own)
         total = own**2 - shared
@@ -88,7 +101,8 @@ class Shards(Exchange):
         """Start to hand on those of `mine` that have been updated; `arrived` ends it."""
         for dtype in dict.fromkeys(own.dtype for own in updated):
             changed = [self._whole[own] for own in updated if own.dtype == dtype]
-            if weights := [parameter.data for parameter in changed if parameter in self._cut]:
+            weights = [parameter.data for parameter in changed if parameter in self._cut]
+            if weights and not self._silent:
                 self._works.append(gather(weights))
 
     def arrived(self) -> None:

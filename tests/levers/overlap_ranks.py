@@ -161,10 +161,12 @@ def wrapped_anew(ranks):
     del exchanges[:]
     model.zero_grad()
     Doubles(None).loss(wrapper, batch, {})[0].backward()
+    messages = len(exchanges)
     grads = agreement.differences([(name, value.grad) for name, value in model.named_parameters()], ranks)
+    Doubles(None).loss(model, batch, {})[0].backward()
     weights = agreement.differences(list(model.named_parameters()), ranks)
-    return {"messages": len(exchanges), "weights_differ": weights, "grads_differ": grads,
-            "groups": [len(names) for names in wrapper.groups]}
+    return {"messages": messages, "of_the_bare_model": len(exchanges) - messages, "weights_differ": weights,
+            "grads_differ": grads, "groups": [len(names) for names in wrapper.groups]}
 
 
 def by_hand(ranks):

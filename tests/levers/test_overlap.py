@@ -51,8 +51,9 @@ def test_in_place_sends_as_many_messages_and_needs_no_buckets(seen, combination)
 
 
 def test_a_model_that_is_wrapped_anew_exchanges_once(seen):
-    """And all ranks begin with the weights of rank 0, though they were made unlike."""
-    assert seen["wrapped_anew"] == {"messages": 1, "weights_differ": [], "grads_differ": [], "groups": [12]}
+    """And all ranks begin with the weights of rank 0, though they were made unlike. The bare model sends nothing."""
+    assert seen["wrapped_anew"] == {"messages": 1, "of_the_bare_model": 0, "weights_differ": [], "grads_differ": [],
+                                    "groups": [12]}
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)

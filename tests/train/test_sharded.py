@@ -55,6 +55,17 @@ def test_an_update_sees_its_parts_of_the_gradients_and_forgets_them_afterwards()
     assert shards.mine[0].grad is None and weights[0].grad is not None
 
 
+def test_in_silence_nothing_is_sent_and_a_norm_is_the_ranks_own():
+    """There is no process group here, so whatever is sent would fail."""
+    shards, own = Shards(parameters(), TWO[0]), torch.tensor(3.0)
+    with shards.silent():
+        assert shards.norm(own) is own
+        shards.spread(shards.mine)
+        shards.arrived()
+    with pytest.raises(ValueError, match="process group"):
+        shards.norm(own)
+
+
 def test_a_state_that_is_cut_is_the_ranks_part_of_each_tensor():
     weights = parameters()
     rows = {place: {"step": torch.tensor(3.0), "exp_avg": torch.randn_like(weight)}
