@@ -8,6 +8,7 @@ ratio may be wrong. A lever that does not pass its gate on this model is refused
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -30,10 +31,6 @@ from lfhelpers.recipe import PROFILED, Recipe, recipe
 from lfhelpers.runs import Run
 
 START, AFTERNOON, TOP = "as found", "competent", "full"
-EXACT_STEPS = 6
-"""Steps that the gate `exact` compares, after those that a CUDA graph takes before it is recorded."""
-ARITHMETIC = ("workload", "precision", "compile", "frozen", "optimizer")
-"""Sections of the recipe that may change a gradient; of others the losses alone can tell."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class Ladder:
     def climb(self) -> list[Rung]:
         """All rungs, run and judged. Raises LfError where as found itself fails."""
         chosen = self.options.chosen()
-        bar = tqdm(total=len(chosen) * (2 if self.options.without else 1) + 3 * self.options.anchors, unit="job",
+        bar = tqdm(total=len(chosen) * (2 if self.options.without else 1) + 3 * self.options.anchors - 2, unit="job",
                    desc="ladder", disable=None)
         anchors = {START: self._add(Rung(START, "anchor", self.start), bar)}
         if not anchors[START].runs:
@@ -114,8 +111,8 @@ class Ladder:
         for place, lever in enumerate(chosen):
             job = self._pull(lever, job, chosen[place:], bar)
             if [lever] == last:
-                anchors[AFTERNOON] = self._add(Rung(AFTERNOON, "anchor", job), bar)
-        anchors[TOP] = self._add(Rung(TOP, "anchor", job), bar)
+                anchors[AFTERNOON] = self._reached(AFTERNOON, job)
+        anchors[TOP] = self._reached(TOP, job)
         self._leave_out(job, list(anchors.values()), bar)
         bar.close()
         return self.rungs
@@ -177,6 +174,13 @@ class Ladder:
             return Rung(f"- {lever.name}", "without", top, lever, f"other levers need it: {error}")
         return Rung(f"- {lever.name}", "without", job, lever)
 
+    def _reached(self, name: str, job: Recipe) -> Rung:
+        """An anchor where the ladder has come to; its first run is that of the last rung that was accepted."""
+        rung = Rung(name, "anchor", job, runs=[self._accepted])
+        self.rungs.append(rung)
+        self._keep(self)
+        return rung
+
     def _add(self, rung: Rung, bar: Any) -> Rung:
         if rung.obstacle is None:
             self._run(rung, bar)
@@ -201,9 +205,8 @@ class Ladder:
 
     def _judge(self, lever: Lever, before: Recipe, rung: Rung, rest: list[Lever]) -> Verdict:
         if lever.equivalence == "exact":
-            pair = fixed(before, rung.job, self.where.device)
-            return gates.exact(*(_losses(self.jobs.run(f"exact {lever.name} {name}", job, self.options.nproc))
-                                 for name, job in zip(("without", "with"), pair, strict=True)))
+            pair = gates.fixed(before, rung.job, self.where.device)
+            return gates.exact(*(_losses(self.jobs.run(_exact(job), job, self.options.nproc)) for job in pair))
         losses = [_losses(run) for run in (self._accepted, rung.runs[0])]
         common = min(map(len, losses))
         errors = self._gradients(lever, before, rest) if self._arithmetic(lever) else (None, None)
@@ -223,7 +226,7 @@ class Ladder:
 
     @staticmethod
     def _arithmetic(lever: Lever) -> bool:
-        return any(name.partition(".")[0] in ARITHMETIC for name in lever.fields)
+        return any(name.partition(".")[0] in gates.ARITHMETIC for name in lever.fields)
 
     def _long(self, job: Recipe) -> Recipe:
         """With enough steps for the timed ones, the untimed before them, and the profiled ones at the end."""
@@ -232,12 +235,9 @@ class Ladder:
                          **{"log.profile": self.options.predict})
 
 
-def fixed(without: Recipe, with_lever: Recipe, device: str) -> list[Recipe]:
-    """Both jobs for the gate `exact`: a few steps, as many of each, and kernels in a fixed order."""
-    short = [job.with_(**{"precision.deterministic": True, "log.probe": False, "log.profile": False, "log.skip": 0,
-                          "optimizer.schedule": "constant"}) for job in (without, with_lever)]
-    steps = max(job.untimed(device) for job in short) + EXACT_STEPS
-    return [job.with_(steps=steps) for job in short]
+def _exact(job: Recipe) -> str:
+    """A name by what is run: where exact levers follow each other, one's job with it is the next one's without."""
+    return f"exact {hashlib.sha256(job.to_toml().encode()).hexdigest()[:12]}"
 
 
 def _losses(run: Run) -> list[float]:

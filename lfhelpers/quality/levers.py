@@ -20,6 +20,10 @@ from lfhelpers.quality import gates
 from lfhelpers.recipe import Recipe
 from lfhelpers.train.trainer import Trainer, batch
 
+EXACT_STEPS = 6
+"""Steps that the gate `exact` compares, after those that a CUDA graph takes before it is recorded."""
+ARITHMETIC = ("workload", "precision", "compile", "frozen", "optimizer")
+"""Sections of the recipe that may change a gradient; of others the losses alone can tell."""
 ROWS = 4
 """Samples of the batch whose gradients are compared."""
 
@@ -30,6 +34,14 @@ class Verdict:
 
     passed: bool
     found: str
+
+
+def fixed(without: Recipe, with_lever: Recipe, device: str) -> list[Recipe]:
+    """Both jobs for the gate `exact`: a few steps, as many of each, and kernels in a fixed order."""
+    short = [job.with_(**{"precision.deterministic": True, "log.probe": False, "log.profile": False, "log.skip": 0,
+                          "optimizer.schedule": "constant"}) for job in (without, with_lever)]
+    steps = max(job.untimed(device) for job in short) + EXACT_STEPS
+    return [job.with_(steps=steps) for job in short]
 
 
 def exact(without: Sequence[float], with_lever: Sequence[float]) -> Verdict:

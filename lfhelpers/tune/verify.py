@@ -17,7 +17,6 @@ import numpy as np
 from optuna.trial import FrozenTrial
 
 from lfhelpers import runs
-from lfhelpers.bench.climb import ARITHMETIC, fixed
 from lfhelpers.bench.jobs import Jobs
 from lfhelpers.errors import LfError
 from lfhelpers.levers.table import Equivalence
@@ -116,7 +115,7 @@ def _fresh(jobs: Jobs, pair: dict[str, Recipe], nproc: int, rounds: int) -> tupl
 
 
 def _exact(jobs: Jobs, pair: dict[str, Recipe], nproc: int, device: str) -> Verdict:
-    short = fixed(pair["base"], pair["winner"], device)
+    short = gates.fixed(pair["base"], pair["winner"], device)
     return gates.exact(*(trials.losses(jobs.run(f"exact {side}", job.with_(name=side), nproc))
                          for side, job in zip(pair, short, strict=True)))
 
@@ -126,7 +125,7 @@ def _reordered(jobs: Jobs, pair: dict[str, Recipe], nproc: int) -> Verdict:
     losses = [trials.losses(jobs.run(f"{side} 0", job, nproc)) for side, job in pair.items()]
     errors: tuple[float | None, float | None] = (None, None)
     sections = {name.partition(".")[0] for name in diff(pair["base"], pair["winner"])}
-    if sections & {*ARITHMETIC, "activations"}:
+    if sections & {*gates.ARITHMETIC, "activations"}:
         eager = pair["base"].with_(**{"compile.scope": "none", "graph.scope": "none", "precision.weights": "fp32",
                                       "frozen.packed": False, "frozen.ahead": False, "activations.plan": "none",
                                       "activations.blocks": (), "activations.recompute_every": 0})

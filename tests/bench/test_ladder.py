@@ -99,8 +99,11 @@ def test_anchors_stand_at_the_start_between_the_others_and_at_the_end(made: Call
     started = made()
     ladder = climbed()
     anchors = [name for name in started if name in ("as-found", "competent", "full")]
-    assert anchors == ["as-found", "competent", "full"] * 3 and started[-1] == "full"
-    assert [len(rung.runs) for rung in ladder.rungs if rung.kind == "anchor"] == [3, 3, 3]
+    assert anchors == ["as-found", *["as-found", "competent", "full"] * 2] and started[-1] == "full"
+    reached = [rung for rung in ladder.rungs if rung.kind == "anchor"]
+    assert [len(rung.runs) for rung in reached] == [3, 3, 3], "the first of competent and full are rungs' own"
+    assert {rung.runs[0].id for rung in reached} <= {rung.runs[0].id for rung in ladder.rungs
+                                                     if rung.kind == "add" and rung.runs} | {reached[0].runs[0].id}
 
 
 def test_a_lever_that_changes_the_losses_is_refused_and_the_ladder_goes_on_without_it(
@@ -111,6 +114,16 @@ def test_a_lever_that_changes_the_losses_is_refused_and_the_ladder_goes_on_witho
     assert said.startswith("refused, since its gate (exact) is not passed: 6 of 6 losses differ, first that of step 1")
     assert record.checks["gates_passed"] == record.checks["gates_total"] - 1 == 9
     assert record.checks["full_over_as_found"] == pytest.approx(3 * 1.5 * 2)  # without the 1.2 of the refused one
+
+
+def test_exact_levers_that_follow_each_other_share_a_job(made: Callable[..., list[str]]) -> None:
+    """The job with the first one is the job without the second."""
+    made()
+    ladder = climbed()
+    exact = [rung for rung in ladder.rungs if rung.kind == "add" and rung.verdict and rung.lever
+             and rung.lever.equivalence == "exact"]
+    asked = [name for name in ladder.jobs.done if name.startswith("exact ")]
+    assert len(exact) == 4 and len(asked) == 2 * 4 - 1
 
 
 def test_a_reordered_lever_is_refused_for_its_gradients(made: Callable[..., list[str]],
@@ -139,13 +152,13 @@ def test_a_stopped_ladder_goes_on_with_the_jobs_that_are_done(made: Callable[...
     started = made(failing="full")
     first = climbed(options := Options(steps=10))
     done = len(started)
-    assert not any(rung.runs for rung in first.rungs if rung.name == "full")
+    assert [len(rung.runs) for rung in first.rungs if rung.name == "full"] == [1], "the last rung's alone"
     made()
     again = Ladder(options, Jobs.of("ladder", options), LAPTOP)
     again.climb()
-    assert set(started[done:]) == {"full"} and len(again.jobs.done) == len(first.jobs.done) + 3
+    assert set(started[done:]) == {"full"} and len(again.jobs.done) == len(first.jobs.done) + 2
     climbed(Options(steps=11))
-    assert started[done + 3] == "as-found"  # other settings: another ladder
+    assert started[done + 2] == "as-found"  # other settings: another ladder
 
 
 def test_a_slower_and_a_faster_hour_widen_every_interval(made: Callable[..., list[str]],
@@ -163,7 +176,7 @@ def test_a_slower_and_a_faster_hour_widen_every_interval(made: Callable[..., lis
 def test_chosen_levers_alone_and_an_unknown_one(made: Callable[..., list[str]]) -> None:
     started = made()
     climbed(Options(steps=10, anchors=1, without=False, levers=("fused AdamW", "compiled blocks")))
-    assert started == ["as-found", "fused-AdamW", "competent", "compiled-blocks", "full"]
+    assert started == ["as-found", "fused-AdamW", "compiled-blocks"]
     with pytest.raises(LfError, match="no lever is named 'fused Adam'; did you mean"):
         climbed(Options(levers=("fused Adam",)))
 
