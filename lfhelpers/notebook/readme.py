@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from lfhelpers import runs
@@ -20,6 +21,20 @@ RECIPES = ("as_found", "competent", "full")
 EXAMPLE = Path("notebooks/workloads/language_model.py")
 PICTURE = Path("runs/reference") / RECORDS / "steps.svg"
 GUIDE = Path("notebooks/GUIDE.md")
+TOLD = (
+    ("A step of `full`, 16 samples", "step", "h200x1",
+     "{full_mb16_ms:.1f} ms, {full_mb16_over_as_found:.2f} times as found, {full_mb16_mfu:.1%} MFU"),
+    ("A step of `full`, 64 samples", "step", "h200x1", "{full_mb64_ms:.0f} ms, {full_mb64_mfu:.1%} MFU"),
+    ("A step of `small`, 32 samples", "step", "h200x1",
+     "{small_mb32_ms:.1f} ms, {small_mb32_over_as_found:.2f} times as found"),
+    ("Compiling `full`", "step", "h200x1", "{cold_compile_s:.0f} s, from its cache {warm_compile_s:.0f} s"),
+    ("A step of `full` on two GPUs, 16 samples each", "ddp", "h200x2",
+     "{full_mb16_over_as_found:.2f} times as found, {scaling_efficiency:.1%} of perfect scaling, "
+     "{exposed_share:.1%} of it exposed exchange"),
+    ("Images of 640 x 480 decoded by DALI", "data", "h200x1", "{dali_mixed_images_per_s:,.0f} a second"),
+    ("The gated FFN, forward and backward", "ffn", "h200x1",
+     "{ffn_over_eager:.2f} times eager at least, {ffn_saved_bytes_over_eager:.0%} of its kept bytes"))
+"""What records say: of what, bench, machine, the figures by the names of its checks; left out where one is missing."""
 
 
 def update(root: Path | None = None) -> None:
@@ -33,7 +48,7 @@ def update(root: Path | None = None) -> None:
 
 def rendered(text: str) -> str:
     """The text of README.md with all its blocks as they are now."""
-    for name, made in (("rendered", block), ("example", example), ("own", own_block)):
+    for name, made in (("records", records_block), ("rendered", block), ("example", example), ("own", own_block)):
         text = with_block(text, made(), name)
     return text
 
@@ -52,6 +67,18 @@ def example() -> str:
     """The class of the example workload, from its file, as Markdown."""
     text = (runs.project() / EXAMPLE).read_text()
     return f"```python\n{text[text.index('class LanguageModel'):].rstrip()}\n```"
+
+
+def records_block() -> str:
+    """A table of what the records of benches say, with links to them, as Markdown."""
+    lines = []
+    for what, bench, where, figures in TOLD:
+        kept = records.reference(bench, where)
+        if kept is not None and all(name in kept.checks for _, name, _, _ in Formatter().parse(figures) if name):
+            place = Path("runs/reference") / where / f"bench_{bench}.json"
+            lines.append([what, figures.format(**kept.checks).replace("%", " %"), f"[{kept.date[:10]}]({place})"])
+    head = ["on H200s, batches on the device", "measured", "record"]
+    return "\n".join(map(_line, [head, ["---"] * 3, *lines]))
 
 
 def own_block() -> str:
@@ -96,6 +123,9 @@ def block() -> str:
     head = ["recipe", "ms a step", "samples/s", "against `as_found`", "against `competent`", "waiting for data", "MFU",
             "peak GiB"]
     lines = [_line(head), _line(["---"] + ["---:"] * (len(head) - 1)), *(_line(_row(name)) for name in RECIPES)]
+    step = records.reference("step", RECORDS)
+    older = " They are older than the records above." if step and step.date > environment["time"] else ""
+    made = f"Whole runs, from shards to weights. {made}{older}"
     return "\n".join([f"![{chart().alt}]({PICTURE})", "", *lines, "", made])
 
 

@@ -28,6 +28,14 @@ def test_the_table_holds_the_ratio_of_the_recorded_speeds():
     assert f"| {rates['competent'] / rates['as_found']:.2f} | 1.00 |" in row
 
 
+def test_records_are_told_as_far_as_they_go(monkeypatch):
+    step = Record("step", {}, [], {"cold_compile_s": 27.7, "warm_compile_s": 5.8, "full_mb16_ms": 59.5}, 0.0,
+                  date="2026-12-01T10:00")
+    monkeypatch.setattr(readme.records, "reference", lambda bench, where: step if bench == "step" else None)
+    assert readme.records_block().splitlines()[2:] == [
+        "| Compiling `full` | 28 s, from its cache 6 s | [2026-12-01](runs/reference/h200x1/bench_step.json) |"]
+
+
 def test_what_the_examples_gain_is_told_from_their_record_alone(monkeypatch):
     made = Record("own_workloads", {"steps": 300, "rounds": 5}, [],
                   {"image_gain": 1.834, "language_gain": 2.5, "watch_cost_share": 0.004}, 0.02, date="2026-12-01T10:00",
