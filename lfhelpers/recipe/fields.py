@@ -200,7 +200,8 @@ class DdpFields(Section):
     onebit_warmup: int | None = Field(None, ge=2)
     """Steps that `onebit_adam` exchanges whole, until it freezes the second moment; none given: a fifth of the run."""
     shard_optimizer: bool = False
-    """Each rank updates a share of the parameters and keeps their optimizer states alone (ZeRO stage 1)."""
+    """Each rank updates its n-th of every parameter and keeps those optimizer states alone (ZeRO stage 1). Gradients
+    are sent where they lie, as with in_place."""
 
 
 class CompileFields(Section):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lfhelpers.levers.in_place import gradients
 from lfhelpers.recipe import OptimizerFields
 
 GROUPS = 8
@@ -64,7 +65,7 @@ class MasterAdamW:
     def norm(self) -> Tensor:
         """The 2-norm of all gradients together, 0-dim float32; comes before `step`, which uses what it looked up."""
         if not self.masters[0].is_cuda:
-            return total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+            return total_norm(gradients(self.parameters))
         from lfhelpers.train import adamw_kernel
 
         sums = []

@@ -4,8 +4,8 @@ A rank's share of a tensor is a view, the rank's n-th of it in memory. Gradients
 leaves them, so that each rank holds the average in its share (half of an all-reduce); the optimizer updates the shares;
 the new weights are gathered where the model has them (the other half). Nothing is copied on either way. The same bytes
 cross as without, 1/n of the states' memory is left and 1/n of the update's time, and weights travel group by group
-beside the update of the groups that follow. What can't be cut into n aligned parts, a small bias, say,
-is averaged and updated by every rank, as without.
+beside the update of the groups that follow. What can't be cut into n aligned parts, a small bias, say, is averaged and
+updated by every rank, as without.
 
 Every number is updated from the same gradient by the same operations. Only the norm's sum is in another order, so two
 ranks are equal to the unsharded run to the last bit while nothing is clipped, and reordered where it is.

@@ -42,6 +42,7 @@ def test_gradients_are_as_near_to_fp64_as_those_of_eager_bf16(device, size, leve
 
 @pytest.mark.parametrize("device, size, micro, steps, levers", [
     ("cpu", "tiny", 8, 40, LEVERS),
+    pytest.param("cuda", "small", 8, 200, (*ON_GPU, "graph.scope=step", "frozen.ahead=true"), marks=GPU),
     pytest.param("cuda", "small", 32, 200, (*ON_GPU, "graph.scope=step", "frozen.ahead=true"), marks=GPU)])
 def test_a_run_with_the_levers_goes_the_way_of_the_eager_one(device, size, micro, steps, levers):
     common = (f"workload.size={size}", f"batch.micro={micro}", f"device={device}", "precision.mode=bf16", "log.skip=0",
