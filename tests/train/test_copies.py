@@ -24,6 +24,7 @@ class Trace(Hook):
 
     def gradients_ready(self, step, model):
         if step == self.first:
+            torch.cuda.synchronize()  # the host is steps ahead, and what was launched before is in no trace
             self.profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
             self.profile.start()
         if step == self.last:
@@ -44,10 +45,10 @@ def interval(event):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("loader", ["webdataset", "threads"])
 def test_batches_are_copied_beside_computation_and_nobody_waits(tabletop_shards, runs_root, tmp_path, loader):
-    """A step holds half a second of certain work: more than loader and profiled host need, so the GPU is slower."""
+    """A step holds a quarter of a second of certain work: more than loader and profiled host need."""
     job = recipe("competent", f"data.loader={loader}", f"data.path={tabletop_shards}", "workload.size=small",
                  "batch.micro=16", "steps=20", "log.probe=false", "workload.use=tests.train.paced:PacedVla",
-                 "workload.options.step_ms=500", "device=cuda")
+                 "workload.options.step_ms=250", "device=cuda")
     train(job, runs.create(job), Ranks(0, 1, torch.device("cuda", 0)), hooks=[Trace(tmp_path / "trace.json")])
     events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if "dur" in event]
     marks = [event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("lf.")]
@@ -60,7 +61,9 @@ def test_batches_are_copied_beside_computation_and_nobody_waits(tabletop_shards,
     streams = {event["args"]["stream"] for event in copies}
     assert len(streams) == 1
     beside = [interval(event) for event in kernels if event["args"]["stream"] not in streams]
-    assert overlap(map(interval, copies), beside) > 0.5 * sum(event["dur"] for event in copies)
+    beside_share = overlap(map(interval, copies), beside) / sum(event["dur"] for event in copies)
+    print(f"{loader}: {beside_share:.0%} of the copies' time beside kernels")
+    assert beside_share > 0.5
 
     thread = next(event["tid"] for event in marks if event["name"] == "lf.data_wait")
     first, last = min(event["ts"] for event in marks), max(event["ts"] + event["dur"] for event in marks)

@@ -14,6 +14,7 @@ from lfhelpers.workloads.base import find
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 LEVERS = ("frozen.packed=true", "precision.weights=bf16")
+REVERSED = "workload.use=tests.train.reversed_vla:ReversedVla"
 ON_GPU = (*LEVERS, "compile.scope=blocks")
 CASES = [("cpu", "tiny", LEVERS), pytest.param("cuda", "small", ON_GPU, marks=GPU)]
 
@@ -47,11 +48,15 @@ def test_gradients_are_as_near_to_fp64_as_those_of_eager_bf16(device, size, leve
 def test_a_run_with_the_levers_goes_the_way_of_the_eager_one(device, size, micro, steps, levers):
     common = (f"workload.size={size}", f"batch.micro={micro}", f"device={device}", "precision.mode=bf16", "log.skip=0",
               f"steps={steps}")
-    (eager, _), (ours, recorded) = (losses(recipe("competent", *common, *more), steps) for more in ((), levers))
-    band = gates.band(ours, eager)
-    print(f"{device} {size}: median difference of a step {band.step:.4%}, of the last 20 steps' loss {band.end:.4%}")
+    (eager, _), (rounded, _), (ours, recorded) = (losses(recipe("competent", *common, *more), steps)
+                                                  for more in ((), (REVERSED,), levers))
+    control, band = gates.band(rounded, eager), gates.band(ours, eager)
+    for name, found in (("rounding alone", control), ("levers", band)):
+        print(f"{device} {size} {micro}, {name}: median difference of a step {found.step:.4%}, of the last 20 steps' "
+              f"loss {found.end:.4%}")
     assert recorded == (device == "cuda")
     assert eager[-20:].mean() < eager[:20].mean(), "it learns, so there is something to compare"
+    assert 0 < control.step and control.passes, "eager against itself summed in another order: else nothing is told"
     assert band.passes
 
 
