@@ -56,7 +56,7 @@ def test_a_run_with_the_levers_goes_the_way_of_the_eager_one(device, size, micro
               f"loss {found.end:.4%}")
     assert recorded == (device == "cuda")
     assert eager[-20:].mean() < eager[:20].mean(), "it learns, so there is something to compare"
-    assert 0 < control.step and control.passes, "eager against itself summed in another order: else nothing is told"
+    assert control.step > 0 and control.passes, "eager against itself summed in another order: else nothing is told"
     assert band.passes
 
 
