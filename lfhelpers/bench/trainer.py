@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 
 import torch
 
+from lfhelpers.levers.frozen import Pair
 from lfhelpers.recipe import Recipe
 from lfhelpers.train.captured import CapturedStep
+from lfhelpers.train.ranks import identify
 from lfhelpers.train.trainer import BATCHES, Trainer, batch, endless
+from lfhelpers.workloads.base import find
 
-__all__ = ["BATCHES", "Trainer", "batch", "endless", "losses"]
+__all__ = ["BATCHES", "Trainer", "batch", "endless", "fresh", "losses"]
 
 
-def losses(job: Recipe, steps: int) -> tuple[torch.Tensor, int]:
-    """The loss of each step on samples and noise that are never repeated, the same for all recipes: float64 [steps].
+def fresh(job: Recipe, steps: int) -> list[Pair]:
+    """As many device batches with their noise; no sample or noise is in two of them.
 
-    Were they repeated, they would be learnt by heart, and of a loss near nothing any rounding is a large share. Beside
-    it how many CUDA graphs were recorded. Take steps=N and log.skip=0 in the recipe too: they set the schedule.
+    Were they repeated, they would be learnt by heart, and of a loss near nothing any rounding is a large share.
     """
-    trainer = Trainer(job)
-    workload, device = trainer.workload, trainer.ranks.device
+    workload, device = find(job), identify(job.device).device
     draws = torch.Generator(device).manual_seed(1)
-    trainer.pairs = ((batch(workload, job, place, device, job.batch.micro), workload.draws(job.batch.micro, draws))
-                     for place in itertools.count())
-    values = torch.stack([trainer.run(1)[0].clone() for _ in range(steps)]).double().cpu()
+    return [(batch(workload, job, place, device, job.batch.micro), workload.draws(job.batch.micro, draws))
+            for place in range(steps)]
+
+
+def losses(job: Recipe, pairs: Sequence[Pair]) -> tuple[torch.Tensor, int]:
+    """The loss of each step, one a pair, float64 [steps], and beside it how many CUDA graphs were recorded.
+
+    Take steps=N and log.skip=0 in the recipe too: they set the schedule.
+    """
+    trainer = Trainer(job, pairs=((dict(given), dict(noise)) for given, noise in pairs))  # a step may put others there
+    values = torch.stack([trainer.run(1)[0].clone() for _ in pairs]).double().cpu()
     recorded = trainer.step.graphs.count if isinstance(trainer.step, CapturedStep) else 0
     trainer.close()
     return values, recorded
-

@@ -83,7 +83,7 @@ def diagnosis(
 def ffn(
     only: Annotated[list[str] | None, typer.Option("--part", help="correctness, kernels, small or full.")] = None,
     blocks: Annotated[int, typer.Option(min=3, help="Blocks of five steps, of each side of a comparison.")] = 6,
-    rounds: Annotated[int, typer.Option(min=3, help="Measurements of each implementation at most.")] = 12,
+    rounds: Annotated[int, typer.Option(min=3, help="Of each kernel at most; bf16 both ways four times.")] = 12,
     out: Out = None,
     onto: Onto = None,
 ) -> None:

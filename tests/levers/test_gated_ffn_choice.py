@@ -79,11 +79,13 @@ def test_each_implementation_gets_a_time_or_the_reason_why_not():
     assert choice.fastest(found) == "torch"
 
 
-def test_sides_alternate_until_the_time_is_up():
+def test_all_sides_take_part_in_every_round_in_an_order_of_its_own_until_the_time_is_up():
     order = []
-    sides = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    assert [len(times) for times in timed(sides, 4, torch.device("cpu")).values()] == [4, 4]
-    assert order == list("abbaabba")
+    sides = {name: (lambda name=name: order.append(name)) for name in "abcd"}
+    assert [len(times) for times in timed(sides, 20, torch.device("cpu")).values()] == [20] * 4
+    rounds = ["".join(order[at:at + 4]) for at in range(0, 80, 4)]
+    assert all(sorted(each) == list("abcd") for each in rounds)
+    assert all(3 <= first.count(name) <= 8 for first in [[each[0] for each in rounds]] for name in "abcd")
     assert len(timed(sides, 100, torch.device("cpu"), limit_s=0)["a"]) == 3
 
 

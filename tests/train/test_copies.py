@@ -45,10 +45,13 @@ def interval(event):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("loader", ["webdataset", "threads"])
 def test_batches_are_copied_beside_computation_and_nobody_waits(tabletop_shards, runs_root, tmp_path, loader):
-    """A step holds a quarter of a second of certain work: more than loader and profiled host need."""
-    job = recipe("competent", f"data.loader={loader}", f"data.path={tabletop_shards}", "workload.size=small",
-                 "batch.micro=16", "steps=20", "log.probe=false", "workload.use=tests.train.paced:PacedVla",
-                 "workload.options.step_ms=250", "device=cuda")
+    """A step holds half a second of certain work, so the GPU is slower than loader and host, which tracing slows.
+
+    An eager step of `small` takes a traced host longer than that, and where the GPU waits nothing runs beside a copy.
+    """
+    job = recipe("competent", f"data.loader={loader}", f"data.path={tabletop_shards}", "workload.size=tiny",
+                 "batch.micro=64", "steps=20", "log.probe=false", "workload.use=tests.train.paced:PacedVla",
+                 "workload.options.step_ms=500", "device=cuda")
     train(job, runs.create(job), Ranks(0, 1, torch.device("cuda", 0)), hooks=[Trace(tmp_path / "trace.json")])
     events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if "dur" in event]
     marks = [event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("lf.")]

@@ -6,7 +6,7 @@ On a CPU the levers that need no compiler are judged at `tiny`; on a GPU the who
 import pytest
 import torch
 
-from lfhelpers.bench.trainer import Trainer, batch, losses
+from lfhelpers.bench.trainer import Trainer, batch, fresh, losses
 from lfhelpers.quality import gates
 from lfhelpers.recipe import recipe
 from lfhelpers.train import checkpoint
@@ -43,12 +43,16 @@ def test_gradients_are_as_near_to_fp64_as_those_of_eager_bf16(device, size, leve
 
 @pytest.mark.parametrize("device, size, micro, steps, levers", [
     ("cpu", "tiny", 8, 40, LEVERS),
-    pytest.param("cuda", "small", 8, 200, (*ON_GPU, "graph.scope=step", "frozen.ahead=true"), marks=GPU),
     pytest.param("cuda", "small", 32, 200, (*ON_GPU, "graph.scope=step", "frozen.ahead=true"), marks=GPU)])
 def test_a_run_with_the_levers_goes_the_way_of_the_eager_one(device, size, micro, steps, levers):
+    """At the micro-batch that `small` is measured at: at 8, rounding alone parts two runs by more than the band.
+
+    There, on an H200, the control was 1.20 % away, fp32 1.05 %, bf16 weights alone 1.13 %, and all levers 1.69 %.
+    """
     common = (f"workload.size={size}", f"batch.micro={micro}", f"device={device}", "precision.mode=bf16", "log.skip=0",
               f"steps={steps}")
-    (eager, _), (rounded, _), (ours, recorded) = (losses(recipe("competent", *common, *more), steps)
+    pairs = fresh(recipe("competent", *common), steps)
+    (eager, _), (rounded, _), (ours, recorded) = (losses(recipe("competent", *common, *more), pairs)
                                                   for more in ((), (REVERSED,), levers))
     control, band = gates.band(rounded, eager), gates.band(ours, eager)
     for name, found in (("rounding alone", control), ("levers", band)):
