@@ -130,6 +130,15 @@ def test_an_interrupted_make_goes_on_to_the_same_weights_and_a_finished_one_is_k
     assert not [path for path in (cache / "base").glob(".*") if path.is_dir()]
 
 
+def test_a_compiled_base_is_the_eager_one_but_for_rounding(cache: Path) -> None:
+    """Two stages, so that vision is frozen once: then it runs eagerly, over lessons by numbers of many kinds."""
+    steps = ("stages.0.steps=2", "stages.1.steps=2", "stages.1.fresh=5")
+    bases = [short(*steps, f"compile={scope}").upto("words") for scope in ("none", "blocks")]
+    eager, compiled = (load_file(str(making.make(base, "cpu") / pretrained.WEIGHTS)) for base in bases)
+    assert all(torch.allclose(compiled[name], eager[name], rtol=1e-3, atol=1e-4) for name in eager)
+    assert any(not torch.equal(compiled[name], eager[name]) for name in eager), "its kernels round differently"
+
+
 def test_a_sweep_makes_every_combination(cache: Path) -> None:
     assert combinations(["a=1,2", "b.c=x"]) == [("a=1", "b.c=x"), ("a=2", "b.c=x")]
     found = one("tiny", [*SHORT, "stages.0.lr=1e-4"], "cpu", "sight")

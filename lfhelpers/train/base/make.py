@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from lfhelpers.data.locks import Locked
 from lfhelpers.errors import LfError
+from lfhelpers.levers.compile import session
 from lfhelpers.measure import hardware
 from lfhelpers.recipe import Recipe, recipe
 from lfhelpers.runs import new_folder, now, write_atomic
@@ -106,11 +107,13 @@ class _Making:
 
     def run(self, told: Callable[[dict[str, Any]], object]) -> None:
         """All stages that are still to do."""
-        while self.progress.stage < len(self.base.stages):
-            stage = self.base.stages[self.progress.stage]
-            self._stage(stage, told)
-            self.progress.stage, self.progress.step = self.progress.stage + 1, 0
-            self._save(None)
+        with session(self.job, self.ranks.device) as self.compilation:
+            self.compilation.apply(self.model, self.workload.blocks(self.model))
+            while self.progress.stage < len(self.base.stages):
+                stage = self.base.stages[self.progress.stage]
+                self._stage(stage, told)
+                self.progress.stage, self.progress.step = self.progress.stage + 1, 0
+                self._save(None)
 
     def _stage(self, stage: Stage, told: Callable[[dict[str, Any]], object]) -> None:
         _train_only(self.both, stage)
@@ -154,7 +157,7 @@ class _Making:
         return {kind: loss.detach() for kind, loss in found.items()}
 
     def _see(self, images: Tensor) -> Tensor:
-        with self.precision.autocast():
+        with self.compilation.eager(), self.precision.autocast():  # lessons come in by numbers of many kinds
             return self.model.connector(self.model.vision(images))
 
     def _measured(self, stage: Stage, losses: dict[str, float]) -> dict[str, Any]:
@@ -165,7 +168,8 @@ class _Making:
         asked: dict[str, Any] = {"evaluate.episodes": self.base.episodes if stage.teach.get("action") else 0,
                                  "evaluate.words": self.base.scenes if stage.teach.get("text") else 0}
         samples = self.base.scenes if asked["evaluate.episodes"] else 0
-        figures = evaluated(self.model, self.job.with_(**asked), samples, self.ranks, self.precision)
+        with self.compilation.eager():
+            figures = evaluated(self.model, self.job.with_(**asked), samples, self.ranks, self.precision)
         point = {**{f"loss_{kind}": loss for kind, loss in losses.items()}, **figures, "stage": stage.name,
                  "step": self.progress.step, "samples": self.progress.samples, "seconds": self.progress.seconds}
         self.progress.points.append(point)
@@ -197,8 +201,8 @@ def _job(base: BaseRecipe) -> Recipe:
     """The recipe that the model and its loss are built by: all of it can be trained, and says captions and answers."""
     return recipe("competent", **{
         "name": f"base-{base.name}", "seed": base.seed, "workload.size": base.size, "precision.mode": base.precision,
-        "precision.frozen_bf16": False, "workload.tune_vision": True, "workload.tune_language": True,
-        "workload.text_loss": 1.0, "evaluate.task": base.evaluate})
+        "precision.frozen_bf16": False, "compile.scope": base.compile, "workload.tune_vision": True,
+        "workload.tune_language": True, "workload.text_loss": 1.0, "evaluate.task": base.evaluate})
 
 
 def _workers() -> int:

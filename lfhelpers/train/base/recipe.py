@@ -63,6 +63,8 @@ class BaseRecipe(Section):
     """Of weights, lessons, their order, and noise."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Autocast of the forward pass; weights are fp32."""
+    compile: Literal["none", "blocks"] = "none"
+    """What is compiled of the model in training; measurements, and vision once it is frozen, run eagerly."""
     tasks: tuple[str, ...]
     """Tasks of its lessons, drawn alike often."""
     evaluate: str
