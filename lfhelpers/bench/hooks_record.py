@@ -11,20 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lfhelpers.bench import hooks
+from lfhelpers.bench.base import demonstrations
 from lfhelpers.bench.hooks import BASIS, HookRow
+from lfhelpers.launch.prepare import DEFAULT_SAMPLES
 from lfhelpers.measure import hardware
 from lfhelpers.measure.record import Record, Row
 from lfhelpers.quality.equivalence import LEAST, Equivalence, tost
 from lfhelpers.recipe import Recipe, recipe
 
 NAMES = ("bf16", "powersgd", "onebit_adam", "sharded")
+TASK = "colour"
 MARGIN = 0.01
 """Largest difference of the final loss that counts as none, as a share of the loss without a hook."""
 
 
 def job_of(overrides: Sequence[str] = ()) -> Recipe:
     """What is trained: `competent`, on GPUs at `small`, on a CPU at `tiny`."""
-    place = ("workload.size=small", "batch.micro=8") if hardware.device()[0] == "cuda" else (
+    place = ("workload.size=small", "batch.micro=32") if hardware.device()[0] == "cuda" else (
         "workload.size=tiny", "batch.micro=4", "device=cpu")
     return recipe("competent", *place, *overrides)
 
@@ -33,9 +36,15 @@ def run(names: Sequence[str] = NAMES, seeds: int = 5, steps: int = 200, ranks: i
         keep: Callable[[Record], object] = lambda record: None) -> Record:
     """Train with each of hooks.VARIANTS by name, once a seed, all over the same batches.
 
+    Where the recipe names no data it is as many demonstrations as the steps need: repeated ones would be learnt by
+    heart, and of a loss near nothing any rounding is a large share.
+
     keep: is given the record so far after each seed. Raises LfError as hooks.compare does.
     """
     job = job or job_of()
+    needed = steps * ranks * job.batch.micro * job.batch.accumulate
+    if job.data.path is None and job.workload.use == "vla" and needed > DEFAULT_SAMPLES:
+        job = job.with_(**{"data.path": str(demonstrations(TASK, needed))})
     settings = {"ranks": ranks, "steps": steps, "margin": MARGIN, "recipe": job.to_toml(),
                 "loss": f"mean of the last {hooks.TAIL:.0%} of the steps"}
     found: dict[str, list[HookRow]] = {}

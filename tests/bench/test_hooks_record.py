@@ -43,6 +43,16 @@ def test_two_seeds_show_figures_and_no_verdict(trained):
     assert hooks_record.verdicts(found) == {} and set(found.checks) == {"bf16_loss_off"}
 
 
+def test_no_sample_comes_twice_where_the_default_data_would_not_do(monkeypatch, tmp_path):
+    made, taken = [], []
+    monkeypatch.setattr(hooks_record, "demonstrations", lambda task, samples: made.append(samples) or tmp_path)
+    row = [HookRow("none", 8, 0.0, 5.0, 1.0, 1.0)]
+    monkeypatch.setattr(hooks_record.hooks, "compare", lambda names, steps, job, ranks: taken.append(job) or row)
+    for micro in (4, 32):
+        hooks_record.run((), seeds=1, steps=200, job=JOB.with_(**{"batch.micro": micro}))
+    assert made == [200 * 2 * 32] and [job.data.path for job in taken] == [None, str(tmp_path)]
+
+
 def test_on_a_cpu_the_smallest_size_is_trained(monkeypatch):
     monkeypatch.setattr(hooks_record.hardware, "device", lambda: ("cpu", ""))
     assert hooks_record.job_of(["batch.micro=2"]).workload.size == "tiny"
