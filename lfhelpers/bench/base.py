@@ -40,11 +40,11 @@ class Options:
     again: bool = True
     """Make the base anew, also where there is one."""
     seeds: int = 3
-    steps: int = 1500
+    steps: int = 1000
     micro: int = 64
     samples: int = 8192
     """Demonstrations of the task that is fine-tuned on."""
-    every: int = 300
+    every: int = 250
     """Steps between the points of its learning curve."""
     overrides: tuple[str, ...] = ()
     """Of the fine-tuned recipe."""
@@ -142,6 +142,8 @@ def _with_run(record: Record, summary: dict[str, Any], seed: int) -> Record:
     old = [row for row in record.rows if not row.name.startswith("finetune")]
     rows = [Row.of(f"finetune {name}", [point[name] for point in last], unit) for name, unit in FIGURES.items()
             if name in last[0]]
+    rows.append(Row.of("finetune, a measurement", [point["measuring"] for points in curves["finetune"]
+                                                   for point in points[1:]], "s"))
     checks = {"finetune_from": float(np.median([points[0]["success"] for points in curves["finetune"]])),
               "finetune_to": float(np.median([point["success"] for point in last])),
               "finetune_minutes": float(np.median(minutes))}

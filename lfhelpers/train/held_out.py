@@ -43,7 +43,8 @@ def quality(asked: EvaluateFields, workload: Workload, model: nn.Module, ranks: 
 class Curve(Hook):
     """Measures quality every evaluate.every steps; the summary's quality then has a "curve".
 
-    Its rows are step, samples, seconds and figures; what a measurement takes is not counted among the seconds.
+    Its rows are step, samples, seconds, figures, and `measuring`: the seconds of the measurement itself, which are not
+    counted among the others.
     """
 
     def __init__(self, workload: Workload, ranks: Ranks, eager: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -66,8 +67,9 @@ class Curve(Hook):
         found = quality(self._job.evaluate, self.workload, bare(self._model), self.ranks, self._precision, self.eager())
         samples = (step + 1) * self._job.batch.micro * self._job.batch.accumulate * self.ranks.world
         seconds = before - self._began - self._paused
-        self.points.append(found | {"step": step + 1, "samples": samples, "seconds": seconds})
-        self._paused += time.perf_counter() - before
+        measuring = time.perf_counter() - before
+        self.points.append(found | {"step": step + 1, "samples": samples, "seconds": seconds, "measuring": measuring})
+        self._paused += measuring
 
     def run_end(self, summary: dict[str, Any]) -> None:
         """Into the summary."""

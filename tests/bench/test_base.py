@@ -14,7 +14,8 @@ CARD = {"seconds": 300.0, "curve": [{"step": 5}],
 
 
 def summary(after: float, seconds: float) -> dict:
-    point = {"step": 10, "samples": 640, "seconds": seconds, "success": after, "action_mse": 0.01}
+    point = {"step": 10, "samples": 640, "seconds": seconds, "success": after, "action_mse": 0.01,
+             "measuring": 4.0}
     return {"quality": {"before": {"success": 0.4, "action_mse": 0.03}, "curve": [point]}}
 
 
@@ -34,6 +35,7 @@ def test_seeds_are_gathered_into_medians_curves_and_a_spread() -> None:
     (row,) = [row for row in record.rows if row.name == "finetune success"]
     assert (row.low, row.value, row.high, row.n) == (0.8, 0.85, 0.9, 3)
     assert record.settings["spread"]["success"] == pytest.approx(0.05)
+    assert record.row("finetune, a measurement", "s").value == 4.0
     assert [curve[0]["step"] for curve in record.settings["curves"]["finetune"]] == [0, 0, 0]
     assert record.checks["minutes_to_base"] == 5.0
 
