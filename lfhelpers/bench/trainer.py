@@ -11,9 +11,9 @@ from lfhelpers.recipe import Recipe
 from lfhelpers.train.captured import CapturedStep
 from lfhelpers.train.ranks import identify
 from lfhelpers.train.trainer import BATCHES, Trainer, batch, endless
-from lfhelpers.workloads.base import find
+from lfhelpers.workloads.base import Batch, find
 
-__all__ = ["BATCHES", "Trainer", "batch", "endless", "fresh", "losses"]
+__all__ = ["BATCHES", "Trainer", "batch", "endless", "fresh", "losses", "mirrored"]
 
 
 def fresh(job: Recipe, steps: int) -> list[Pair]:
@@ -25,6 +25,17 @@ def fresh(job: Recipe, steps: int) -> list[Pair]:
     draws = torch.Generator(device).manual_seed(1)
     return [(batch(workload, job, place, device, job.batch.micro), workload.draws(job.batch.micro, draws))
             for place in range(steps)]
+
+
+def mirrored(pairs: Sequence[Pair]) -> list[Pair]:
+    """The same batches with their rows in reverse: the same numbers, added in another order.
+
+    The control of a gate: a run on them differs by rounding alone, so a band that it leaves can tell nothing.
+    """
+    def turned(part: Batch) -> Batch:
+        return {name: value.flip(0) for name, value in part.items()}
+
+    return [(turned(given), turned(noise)) for given, noise in pairs]
 
 
 def losses(job: Recipe, pairs: Sequence[Pair]) -> tuple[torch.Tensor, int]:

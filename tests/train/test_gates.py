@@ -6,7 +6,7 @@ On a CPU the levers that need no compiler are judged at `tiny`; on a GPU the who
 import pytest
 import torch
 
-from lfhelpers.bench.trainer import Trainer, batch, fresh, losses
+from lfhelpers.bench.trainer import Trainer, batch, fresh, losses, mirrored
 from lfhelpers.quality import gates
 from lfhelpers.recipe import recipe
 from lfhelpers.train import checkpoint
@@ -14,7 +14,6 @@ from lfhelpers.workloads.base import find
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 LEVERS = ("frozen.packed=true", "precision.weights=bf16")
-REVERSED = "workload.use=tests.train.reversed_vla:ReversedVla"
 ON_GPU = (*LEVERS, "compile.scope=blocks")
 CASES = [("cpu", "tiny", LEVERS), pytest.param("cuda", "small", ON_GPU, marks=GPU)]
 
@@ -51,9 +50,10 @@ def test_a_run_with_the_levers_goes_the_way_of_the_eager_one(device, size, micro
     """
     common = (f"workload.size={size}", f"batch.micro={micro}", f"device={device}", "precision.mode=bf16", "log.skip=0",
               f"steps={steps}")
-    pairs = fresh(recipe("competent", *common), steps)
-    (eager, _), (rounded, _), (ours, recorded) = (losses(recipe("competent", *common, *more), pairs)
-                                                  for more in ((), (REVERSED,), levers))
+    job = recipe("competent", *common)
+    pairs = fresh(job, steps)
+    (eager, _), (rounded, _) = (losses(job, given) for given in (pairs, mirrored(pairs)))
+    ours, recorded = losses(job.with_(*levers), pairs)
     control, band = gates.band(rounded, eager), gates.band(ours, eager)
     for name, found in (("rounding alone", control), ("levers", band)):
         print(f"{device} {size} {micro}, {name}: median difference of a step {found.step:.4%}, of the last 20 steps' "
