@@ -21,6 +21,7 @@ from lfhelpers.recipe import Recipe, recipe
 
 NAMES = ("bf16", "powersgd", "onebit_adam", "sharded")
 TASK = "colour"
+"""What the demonstrations show: an object named by its colour among others."""
 MARGIN = 0.01
 """Largest difference of the final loss that counts as none, as a share of the loss without a hook."""
 
