@@ -1,15 +1,18 @@
 """images.augment of RGBX frames: the same bits 3.5 times faster, by `resize.c`, where this machine has a C compiler.
 
 Pillow's resize takes as long as a decode does, and no library makes its pixels faster: the weights of OpenCV and torch
-have fewer bits. So its arithmetic is written down again, for vectors, and compiled for this very machine when it is
-first used, which takes 0.2 s. Without a compiler, or should another Pillow round otherwise, Pillow does the work, and
-nothing but the time differs. Frames higher than wide always go to Pillow: some versions take their columns first.
+have fewer bits. So its arithmetic is written down again, for vectors, and compiled for this very processor when it is
+first used, which takes half a second, and kept. Without a compiler, or should another Pillow round otherwise, Pillow
+does the work, and nothing but the time differs. Frames higher than wide always go to Pillow: some versions take their
+columns first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -20,7 +23,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
+from lfhelpers import runs
 from lfhelpers.data import images
+from lfhelpers.measure import formats
 
 SOURCE = Path(__file__).with_suffix(".c")
 COMPILER = "cc"
@@ -54,10 +59,7 @@ def compiled() -> Kernel | None:
     It gives uint8 [size, size, 3], or None for a frame that is smaller than the filter.
     """
     try:
-        with tempfile.TemporaryDirectory() as folder:  # loaded code needs no file
-            library = Path(folder) / "resize.so"
-            subprocess.run([COMPILER, *FLAGS, "-o", library, SOURCE, "-lm"], check=True, capture_output=True)
-            function = ctypes.CDLL(str(library)).resize
+        function = _library().resize
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -70,6 +72,29 @@ def compiled() -> Kernel | None:
         return None if status else out
 
     return kernel if _exact(kernel) else None
+
+
+def _library() -> ctypes.CDLL:
+    """resize.c for this processor, compiled where it isn't kept yet; where nothing can be kept, for this process alone.
+
+    Raises OSError and CalledProcessError as the compiler's start and end do.
+    """
+    made_for = _digest(repr((COMPILER, FLAGS, sorted(formats.cpu_flags()), SOURCE.read_bytes())).encode())
+    place = runs.cache() / "resize"
+    for kept in place.glob(f"{made_for}-*.so"):
+        if kept.stem == f"{made_for}-{_digest(kept.read_bytes())}":  # a damaged one would end the process
+            return ctypes.CDLL(str(kept))
+    with tempfile.TemporaryDirectory() as folder:  # loaded code needs no file
+        library = Path(folder) / "resize.so"
+        subprocess.run([COMPILER, *FLAGS, "-o", library, SOURCE, "-lm"], check=True, capture_output=True)
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            runs.write_atomic(place / f"{made_for}-{_digest(library.read_bytes())}.so", library.read_bytes())
+        return ctypes.CDLL(str(library))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _exact(kernel: Kernel) -> bool:

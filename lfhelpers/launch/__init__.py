@@ -1,4 +1,4 @@
-"""Training jobs from a notebook or a shell: start torchrun, watch it, and leave nothing behind.
+"""Training jobs from a notebook or a shell: start torchrun, or a rank alone, watch it, and leave nothing behind.
 
 A job is always a child process of a light supervisor (see supervisor.py), never code of the notebook's own process:
 forking a kernel that touched CUDA fails, functions of a cell can't be pickled, and a kernel that dies would leave ranks
@@ -63,6 +63,8 @@ class Job:
         if code is None:
             return "running"
         _running.discard(self)
+        if self._supervisor.stdin:
+            self._supervisor.stdin.close()
         status = self.run.read("status.json")
         if status["state"] == "running":  # the supervisor could not say how it ended
             words = log_tail(self.run.path / "logs" / "supervisor.log")

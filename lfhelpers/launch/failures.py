@@ -59,8 +59,8 @@ class _Death:
 
 
 def first(run: Run, exit_code: int) -> Failure:
-    """The failure that ended a run whose torchrun ended with `exit_code`."""
-    deaths = sorted(_deaths(run.path / "logs"), key=lambda death: death.order)
+    """The failure that ended a run whose torchrun, or whose only rank, ended with `exit_code`."""
+    deaths = sorted(_deaths(run.path / "logs", exit_code), key=lambda death: death.order)
     if not deaths:
         tail = [line for path in sorted((run.path / "logs").glob("torchrun*.log")) for line in log_tail(path)]
         reason = f"torchrun {ending(exit_code)}" + (f": {tail[-1]}" if exit_code > 0 and tail else "")
@@ -108,10 +108,14 @@ def _report(run: Run, cause: _Death, others: list[_Death]) -> str:
     return "\n".join([head, *(["", *body] if body else []), "", *after, f"Logs: {run.path / 'logs'}"])
 
 
-def _deaths(logs: Path) -> list[_Death]:
-    """All that is known of ranks that did not end well, of every host of the run."""
-    summaries = "".join(path.read_text(errors="replace") for path in logs.glob("torchrun*.log"))
-    codes = {int(rank): (int(code), _seconds(when, int(code))) for when, rank, code in _SUMMARY.findall(summaries)}
+def _deaths(logs: Path, exit_code: int) -> list[_Death]:
+    """All that is known of ranks that did not end well, of every host of the run.
+
+    A rank that was started alone has no summary of torchrun's, but `exit_code` is its own.
+    """
+    summaries = [path.read_text(errors="replace") for path in logs.glob("torchrun*.log")]
+    codes = {int(rank): (int(code), _seconds(when, int(code)))
+             for when, rank, code in _SUMMARY.findall("".join(summaries))} if summaries else {0: (exit_code, 0.0)}
     records: dict[int, tuple[dict[str, Any] | None, float]] = {}
     for path in logs.glob("torchrun*/*/attempt_*/*/error.json"):
         message = _record(path)

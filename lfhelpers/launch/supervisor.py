@@ -1,6 +1,8 @@
-"""Between the notebook and torchrun: it ends the whole job when its launcher is gone or a signal comes.
+"""Between the notebook and the ranks: it ends the whole job when its launcher is gone or a signal comes.
 
 `python -m lfhelpers.launch.supervisor RUN_FOLDER --nproc N [--port P] [--hosts A,B --node I] -- MODULE ARGS...`
+
+What is said of torchrun here holds for a rank that has no peers, which is started without it (torchrun.py).
 
 The launcher holds the other end of this program's stdin. However the launcher dies, also by KILL, the pipe closes, and
 the job is ended: TERM to torchrun, which forwards it, then KILL by pid and start time for what is left after GRACE
@@ -19,11 +21,8 @@ listens early.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import platform
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,10 +30,11 @@ from pathlib import Path
 
 from lfhelpers import processes
 from lfhelpers.errors import LfError
-from lfhelpers.launch import checks, failures, network
+from lfhelpers.launch import checks, failures
 from lfhelpers.launch.crew import Crew
 from lfhelpers.launch.ears import Ears
 from lfhelpers.launch.hosts import Place
+from lfhelpers.launch.torchrun import start
 from lfhelpers.launch.watch import last_step
 from lfhelpers.runs import Run
 
@@ -76,8 +76,7 @@ def _prepare(run: Run, job: argparse.Namespace, crew: Crew | None, ears: Ears) -
 def _run(run: Run, job: argparse.Namespace, crew: Crew | None, ears: Ears) -> tuple[str | None, int]:
     """Run torchrun to its end; (what ended it from outside, its exit code)."""
     processes.adopt_orphans()
-    torchrun = start_torchrun(run, job.nproc, job.port, [job.module, *job.args], crew.place if crew else None,
-                              ears.leave)
+    torchrun = start(run, job.nproc, job.port, [job.module, *job.args], crew.place if crew else None, ears.leave)
     top, known = processes.Member.of(torchrun.pid), set[processes.Member]()
     assert top is not None  # a child that nobody has waited for keeps its pid
     try:
@@ -89,29 +88,6 @@ def _run(run: Run, job: argparse.Namespace, crew: Crew | None, ears: Ears) -> tu
     if left:
         print(f"still alive after KILL: {', '.join(str(member.pid) for member in left)}", file=sys.stderr)
     return why, torchrun.wait() if top not in left else -signal.SIGKILL
-
-
-def start_torchrun(run: Run, nproc: int, port: int | None, module: list[str], place: Place | None = None,
-                   leave: Path | None = None) -> subprocess.Popen[bytes]:
-    """torchrun in a session of its own; `module` is a name and its arguments.
-
-    Its command and output go to logs/torchrun.log, on the hosts after the first to logs/torchrun-NODE.log.
-    """
-    name = f"torchrun-{place.node}" if place and place.node else "torchrun"
-    logs = run.path / "logs"
-    shutil.rmtree(logs / name, ignore_errors=True)  # error files of an earlier start of this run
-    meet = place.torchrun() if place else [
-        *(["--standalone"] if port is None else ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={port}"]),
-        "--local-addr=127.0.0.1"]
-    near, reason = network.numa_options(nproc, run.recipe.device)
-    command = [sys.executable, "-m", "torch.distributed.run", *meet, *near, f"--nproc-per-node={nproc}",
-               f"--log-dir={logs / name}", "-m", "lfhelpers.launch.rank", *module]
-    with (logs / f"{name}.log").open("wb") as log:
-        log.write(f"$ {shlex.join(command)}\n{reason}\n".encode())
-        log.flush()
-        return subprocess.Popen(command, env=_environment(run, nproc, place, leave), stdin=subprocess.DEVNULL,
-                                stdout=log, stderr=log, start_new_session=True,
-                                preexec_fn=functools.partial(_under, os.getpid(), leave is not None))
 
 
 def wait(torchrun: subprocess.Popen[bytes], ears: Ears, known: set[processes.Member],
@@ -165,28 +141,6 @@ def _refuse(run: Run, crew: Crew | None, error: LfError) -> int:
         if crew.speaks:
             run.set_status("failed", str(error), report=str(error))
     return REFUSED
-
-
-def _under(parent: int, ignore: bool) -> None:
-    """In torchrun's process before it starts: die with this program, and take no notice of USR1, as all below it."""
-    processes.die_with_parent(parent)
-    if ignore:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-def _environment(run: Run, nproc: int, place: Place | None, leave: Path | None) -> dict[str, str]:
-    """What the ranks find in their environment; what the caller has set stays.
-
-    Threads: a rank's share of the cores less those of its data workers, since torchrun would give each rank one only.
-    They wait passively: spinning threads that share cores with workers made steps ten times as long (2 cores, seen).
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    data = run.recipe.data
-    workers = 0 if data.loader == "synthetic" else cores if data.workers is None else data.workers
-    return {"OMP_NUM_THREADS": str(max(1, cores // nproc - workers)), "OMP_WAIT_POLICY": "PASSIVE",
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10", **(place.environment() if place else {}), **os.environ,
-            "PYTHONUNBUFFERED": "1", **({processes.LEAVE: str(leave)} if leave else {}),
-            processes.RUN: str(run.path), processes.SUPERVISOR: str(processes.Member.of(os.getpid()))}
 
 
 def _parser() -> argparse.ArgumentParser:

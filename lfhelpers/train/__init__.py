@@ -1,1 +1,1 @@
-"""Training: the loop, the step, precision, optimizer, checkpoints; torchrun starts `python -m lfhelpers.train`."""
+"""Training: the loop, the step, precision, optimizer, checkpoints; each rank is `python -m lfhelpers.train`."""

@@ -85,3 +85,26 @@ def test_the_wrapped_frame_is_not_copied() -> None:
     wrapped = resize.image(frame)
     frame[2, 3, :3] = (1, 2, 3)
     assert wrapped.mode == "RGB" and wrapped.size == (8, 6) and wrapped.getpixel((3, 2)) == (1, 2, 3)
+
+
+def test_what_was_compiled_is_kept_and_made_again_where_it_is_damaged_or_cannot_be_kept(
+        fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled = []
+    run = resize.subprocess.run
+    monkeypatch.setattr(resize.subprocess, "run", lambda *given, **how: compiled.append(1) or run(*given, **how))
+
+    def count(cache: Path) -> int:
+        monkeypatch.setenv("LFHELPERS_CACHE", str(cache))
+        resize.compiled.cache_clear()
+        before = len(compiled)
+        assert resize.compiled() is not None
+        return len(compiled) - before
+
+    assert [count(tmp_path) for _ in range(2)] == [1, 0]
+    (kept,) = (tmp_path / "resize").iterdir()
+    damaged = kept.read_bytes()[:5000]
+    kept.unlink()  # its memory is in use here
+    kept.write_bytes(damaged)
+    assert [count(tmp_path) for _ in range(2)] == [1, 0]
+    (tmp_path / "a file").touch()
+    assert [count(tmp_path / "a file") for _ in range(2)] == [1, 1]

@@ -1,4 +1,4 @@
-"""A rank that fails: `python -m ranks.failing RUN [--resume] HOW`; rank 1 is the cause, rank 0 only loses its peer."""
+"""A rank that fails: `python -m ranks.failing RUN [--resume] HOW`; the last rank is the cause, others lose a peer."""
 
 import os
 import signal
@@ -9,11 +9,12 @@ from lfhelpers.errors import LfError
 
 def main(how: str) -> None:
     rank = int(os.environ["RANK"])
+    last = rank == int(os.environ["WORLD_SIZE"]) - 1
     if how == "sentence":
         raise LfError("recipe field batch.micro = 512 does not fit; take 256.")
     if how == "killed":
         print("the last words", flush=True)
-        if rank == 1:
+        if last:
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
     import torch
@@ -23,9 +24,9 @@ def main(how: str) -> None:
     value = torch.ones(1)
     dist.all_reduce(value)
     print("met", int(value), flush=True)
-    if rank == 1 and how == "raises":
-        raise RuntimeError("the tensor of rank 1 is wrong")
-    if rank == 1 and how == "exits":
+    if last and how == "raises":
+        raise RuntimeError(f"the tensor of rank {rank} is wrong")
+    if last and how == "exits":
         os._exit(137)
     dist.all_reduce(value)
 
