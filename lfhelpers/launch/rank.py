@@ -1,7 +1,7 @@
 """What runs as each rank: the job's module, in this same process, with its output in the run folder.
 
 `python -m lfhelpers.launch.rank MODULE ARGS...` does what `python -m MODULE ARGS...` does. Before that it arranges,
-ahead of the slow imports, that the rank dies with who started it and that all it prints goes to logs/rank-N.log as it is
+ahead of the slow imports, that the rank dies with its parent and that all it prints goes to logs/rank-N.log as it is
 printed (torchrun's own --redirects splits stdout from stderr, in a folder of random name). After a failure it records
 the exception where torchrun looks for it, also for a module that does not use torch's `record`.
 """
