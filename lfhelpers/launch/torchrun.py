@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from lfhelpers import processes
@@ -25,30 +26,38 @@ def start(run: Run, nproc: int, port: int | None, module: list[str], place: Plac
           leave: Path | None = None) -> subprocess.Popen[bytes]:
     """torchrun, or the one rank, in a session of its own; `module` is a name and its arguments.
 
-    torchrun's command and output go to logs/torchrun.log, on the hosts after the first to logs/torchrun-NODE.log; what
-    a rank alone says goes to its own log.
+    Command and output go to logs/torchrun.log, on the hosts after the first to logs/torchrun-NODE.log, those of a rank
+    alone to its own log.
     """
     name = f"torchrun-{place.node}" if place and place.node else "torchrun"
     logs = run.path / "logs"
-    shutil.rmtree(logs / name, ignore_errors=True)  # error files of an earlier start of this run
+    _forget([logs / name, logs / f"{name}.log"] if place else logs.glob("torchrun*"))
     near, reason = network.numa_options(nproc, run.recipe.device)
     command, given = ["-m", "lfhelpers.launch.rank", *module], _environment(run, nproc, place, leave)
     if nproc == 1 and place is None and not near:
-        (logs / "torchrun.log").unlink(missing_ok=True)  # an earlier start's would speak for this one
-        return _popen([sys.executable, *command], logs / "rank-0.log", "", given | _alone(logs / name, port), leave)
+        return _popen(command, logs / "rank-0.log", reason, given | _alone(logs / name, port), leave)
     meet = place.torchrun() if place else [
         *(["--standalone"] if port is None else ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={port}"]),
         "--local-addr=127.0.0.1"]
-    command = [sys.executable, "-m", "torch.distributed.run", *meet, *near, f"--nproc-per-node={nproc}",
-               f"--log-dir={logs / name}", *command]
-    (logs / f"{name}.log").unlink(missing_ok=True)
-    return _popen(command, logs / f"{name}.log", f"$ {shlex.join(command)}\n{reason}\n", given, leave)
+    command = ["-m", "torch.distributed.run", *meet, *near, f"--nproc-per-node={nproc}", f"--log-dir={logs / name}",
+               *command]
+    return _popen(command, logs / f"{name}.log", reason, given, leave)
 
 
-def _popen(command: list[str], log: Path, header: str, environment: dict[str, str],
+def _forget(earlier: Iterable[Path]) -> None:
+    """Remove what an earlier start of this run left: it would be taken for the words of this one."""
+    for path in earlier:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _popen(words: list[str], log: Path, reason: str, environment: dict[str, str],
            leave: Path | None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, *words]
     with log.open("ab") as out:
-        out.write(header.encode())
+        out.write(f"$ {shlex.join(command)}\n{reason}\n".encode())
         out.flush()
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                                 start_new_session=True,

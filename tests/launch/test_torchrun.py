@@ -59,5 +59,7 @@ def test_what_torchrun_said_of_an_earlier_start_is_not_its_word(place):
     with pytest.raises(LaunchError, match="rank 1 was killed") as caught:
         launch(JOB, 2, watch=False, module="ranks.failing", args=["killed"])
     run = caught.value.run
-    with pytest.raises(LaunchError, match=r"^rank 0 failed:"):
-        launch(run.recipe, 1, resume=run.id, watch=False, module="ranks.failing", args=["raises"])
+    (run.path / "logs" / "torchrun-1.log").write_text("of a second host\n")
+    for how, words in (("raises", "rank 0 failed:"), ("killed", r"rank 0 was killed \(signal 9\)")):
+        with pytest.raises(LaunchError, match=f"^{words}"):
+            launch(run.recipe, 1, resume=run.id, watch=False, module="ranks.failing", args=[how])

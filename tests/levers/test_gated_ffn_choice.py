@@ -85,7 +85,8 @@ def test_all_sides_take_part_in_every_round_in_an_order_of_its_own_until_the_tim
     assert [len(times) for times in timed(sides, 20, torch.device("cpu")).values()] == [20] * 4
     rounds = ["".join(order[at:at + 4]) for at in range(0, 80, 4)]
     assert all(sorted(each) == list("abcd") for each in rounds)
-    assert all(3 <= first.count(name) <= 8 for first in [[each[0] for each in rounds]] for name in "abcd")
+    first = [each[0] for each in rounds]
+    assert all(3 <= first.count(name) <= 8 for name in "abcd")
     assert len(timed(sides, 100, torch.device("cpu"), limit_s=0)["a"]) == 3
 
 
