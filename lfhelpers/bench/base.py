@@ -61,7 +61,7 @@ def run(options: Options, keep: Callable[[Record], object] = lambda record: None
         "base": base.model_dump(mode="json"), "finetune": {"task": base.finetune, "steps": options.steps,
                                                            "micro": options.micro, "samples": options.samples,
                                                            "overrides": list(options.overrides)},
-        "curves": {"base": [], "finetune": []}, "spread": {}, "failed": {}}
+        "curves": {}, "spread": {}, "failed": {}}
     record = Record("base", settings, [], {}, 0.0)
     if "make" in options.parts:
         again = ("--again",) if options.again else ()
@@ -136,7 +136,7 @@ def _with_run(record: Record, summary: dict[str, Any], seed: int) -> Record:
     """The record with one more fine-tuned seed; figures are medians over the seeds so far."""
     quality = summary["quality"]
     curve = [quality["before"] | {"step": 0, "samples": 0, "seconds": 0.0}, *quality["curve"]]
-    curves = record.settings["curves"] | {"finetune": [*record.settings["curves"]["finetune"], curve]}
+    curves = record.settings["curves"] | {"finetune": [*record.settings["curves"].get("finetune", []), curve]}
     last = [points[-1] for points in curves["finetune"]]
     minutes = [point["seconds"] / 60 for point in last]
     old = [row for row in record.rows if not row.name.startswith("finetune")]

@@ -133,7 +133,9 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row a part and one for the whole step, in milliseconds; `saved` is a - b."""
-        pairs = [(row["part"], row["ms"], other["ms"]) for row, other in zip(self.a.rows(), self.b.rows(), strict=True)]
+        a, b = ({row["part"]: row["ms"] for row in side.rows()} for side in (self.a, self.b))
+        longer = max(a, b, key=len)  # a captured step's row is missing where nothing was captured
+        pairs = [(part, a.get(part, 0.0), b.get(part, 0.0)) for part in longer]
         return [{"part": part, "a ms": a, "b ms": b, "saved ms": round(a - b, 2)} for part, a, b in pairs]
 
     def __str__(self) -> str:

@@ -138,10 +138,16 @@ def merge(earlier: Record, record: Record) -> Record:
         raise LfError(f"the earlier record can't be added to: {'; '.join(apart)}.")
     names = {(row.name, row.unit) for row in record.rows}
     rows = [row for row in earlier.rows if (row.name, row.unit) not in names]
-    failed = earlier.settings.get("failed", {}) | record.settings.get("failed", {})
     return replace(record, rows=rows + record.rows, checks=earlier.checks | record.checks,
-                   settings=earlier.settings | record.settings | {"failed": failed},
+                   settings=_joined(earlier.settings, record.settings),
                    aa_spread=max(earlier.aa_spread, record.aa_spread))
+
+
+def _joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """The later settings, and what only the earlier ones have, at every depth: curves come part by part."""
+    both = {name: _joined(value, later[name]) for name, value in earlier.items()
+            if isinstance(value, Mapping) and isinstance(later.get(name), Mapping)}
+    return dict(earlier) | dict(later) | both
 
 
 def machine(facts: Mapping[str, Any] | None = None, gpus: int | None = None) -> str:

@@ -138,9 +138,9 @@ def _row(name: str) -> list[str]:
 
 
 def _spread() -> str:
-    """How far the repeated runs of the same call differ: the noise that a ratio has to beat."""
+    """How far repeated runs on the same machine differ: the noise that a ratio has to beat."""
     found = [f"{100 * abs(_rate(f'{name}-repeat') / _rate(name) - 1):.0f} % for `{name}`" for name in RECIPES[:2]]
-    return f"A repeat in the same call differs by {' and '.join(found)}."
+    return f"A repeat on the same machine differs by {' and '.join(found)}."
 
 
 def _rate(name: str) -> float:

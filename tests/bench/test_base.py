@@ -8,7 +8,7 @@ from lfhelpers.bench.base import Options, _with_base, _with_run, run, spread
 from lfhelpers.errors import LfError
 from lfhelpers.measure.record import Record
 
-EMPTY = Record("base", {"curves": {"base": [], "finetune": []}, "spread": {}}, [], {}, 0.0)
+EMPTY = Record("base", {"curves": {}, "spread": {}}, [], {}, 0.0)
 CARD = {"seconds": 300.0, "curve": [{"step": 5}],
         "figures": {"question_accuracy": 0.96, "bleu4": 0.9, "success": 0.75, "success_blind": 0.04, "loss_text": 0.1}}
 

@@ -130,11 +130,14 @@ def test_the_reference_lies_beside_the_recorded_runs(tmp_path, monkeypatch):
 
 def test_parts_of_a_bench_are_put_together():
     first = example(rows=[Row.of("a", [1], "ms"), Row.of("b", [2], "ms")], aa_spread=0.01)
-    second = example(rows=[Row.of("b", [3], "ms")], checks={"new": 1.0}, settings={"sweep": 1})
+    first.settings["curves"] = {"made": [1.0], "tuned": [2.0]}
+    second = example(rows=[Row.of("b", [3], "ms")], checks={"new": 1.0},
+                     settings={"sweep": 1, "curves": {"tuned": [3.0]}})
     whole = records.merge(first, second)
     assert [(row.name, row.value) for row in whole.rows] == [("a", 1), ("b", 3)]
     assert whole.checks == {"threads_over_naive": 2.5, "new": 1.0} and whole.aa_spread == 0.03
-    assert whole.settings == first.settings | {"sweep": 1}, "failures too"
+    curves = {"made": [1.0], "tuned": [3.0]}
+    assert whole.settings == first.settings | {"sweep": 1, "curves": curves}, "failures too, and at every depth"
 
 
 @pytest.mark.parametrize(("change", "word"), [

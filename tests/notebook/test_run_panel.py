@@ -57,11 +57,14 @@ def test_the_curve_of_a_long_run_stays_small(run, monkeypatch):
 
 
 def test_a_run_that_ended_is_shown_by_its_summary():
-    now = run_panel.ended(runs.recorded("h200x1/as_found"))
-    assert now.load == {"CPU": 55.6, "GPU": 39.3}
+    run = runs.recorded("h200x1/as_found")
+    used, report = run.summary["utilisation"], run.summary["report"]
+    now = run_panel.ended(run)
+    assert now.load == {"CPU": used["cpu_percent"], "GPU": used["gpu_percent"]}
     html, text = panel(now)
-    assert "done: 50/50 steps" in html and "GPU</small><br><strong>39 % busy" in html
-    assert "mean step of 363 ms: data wait 54 %" in text
+    assert "done: 50/50 steps" in html and f"GPU</small><br><strong>{used['gpu_percent']:.0f} % busy" in html
+    step, waited = sum(report["ms"].values()), report["percent"]["data_wait"]
+    assert f"mean step of {step:.0f} ms: data wait {waited:.0f} %" in text
 
 
 def test_one_that_left_no_summary_is_shown_by_its_last_steps(run):

@@ -19,20 +19,24 @@ def made(monkeypatch):
 
 
 def test_the_measured_run_is_where_it_begins(made, capsys):
-    widgets_step.what_if(diagnose(runs.recorded("h200x1/as_found")))
+    report = diagnose(runs.recorded("h200x1/as_found"))
+    widgets_step.what_if(report)
     (explorer,) = made
-    controls = explorer.controls
-    assert (controls["data"].value, controls["micro"].value) == (pytest.approx(362.9, abs=0.1), 16)
+    controls, step = explorer.controls, report.step_ms["mean"]
+    assert (controls["data"].value, controls["micro"].value) == (pytest.approx(step, rel=1e-3), 16)
     controls["data"].value = 0.0
-    assert "2.17 times the measured run; computation sets the pace" in explorer.result.value
+    freed = step / (step - report.ms["data_wait"])
+    assert f"{freed:.2f} times the measured run; computation sets the pace" in explorer.result.value
     controls["data"].value = controls["data"].max
     assert "0.50 times the measured run; the loader sets the pace" in explorer.result.value
 
 
 def test_the_static_result_is_the_measured_step_alone(capsys):
-    widgets_step.what_if(diagnose(runs.recorded("h200x1/competent")))
+    report = diagnose(runs.recorded("h200x1/competent"))
+    widgets_step.what_if(report)
     out = capsys.readouterr().out
-    assert out.startswith("Measured: a step of 115 ms, 139 samples/s; computation sets the pace.")
+    assert out.startswith(f"Measured: a step of {report.step_ms['mean']:.0f} ms, {report.samples_per_s:.0f} samples/s; "
+                          "computation sets the pace.")
     assert "what if" not in out
 
 
