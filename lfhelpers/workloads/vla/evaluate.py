@@ -16,9 +16,10 @@ import contextlib
 import io
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -117,19 +118,16 @@ def success(act: Act, encode: Encode, episodes: int, size: int, device: torch.de
 def wins(act: Act, encode: Encode, numbers: Sequence[int], size: int, device: torch.device | str, seed: int = SEED,
          distractors: int | str = 3, batch: int | None = None) -> dict[int, bool]:
     """Which of the held-out scenes of these numbers end well: a rank's share of `success`; batch as in `given`."""
+    running = {index: Simulator(drawn(distractors, seed, index)) for index in numbers}
     won: dict[int, bool] = {}
     with _drawing(len(numbers)) as draw:
-        for part in _parts(numbers):
-            running = {index: Simulator(drawn(distractors, seed, index)) for index in part}
-            for chunk in range(CHUNKS):
-                rows = draw([(index, episode, size) for index, episode in running.items()])
+        for chunk in range(CHUNKS):
+            for rows in _parts(draw([(index, episode, size) for index, episode in running.items()])):
                 said = _acted(act, encode, rows, batch or min(len(numbers), BATCH), device, chunk)
                 for row, actions in zip(rows, said, strict=True):
                     running[row.id].run(actions)
-                won |= {index: episode.success for index, episode in running.items()}
-                running = {index: episode for index, episode in running.items() if not episode.done}
-                if not running:
-                    break
+            won |= {index: episode.success for index, episode in running.items()}
+            running = {index: episode for index, episode in running.items() if not episode.done}
     return won
 
 
@@ -192,19 +190,20 @@ def held_out(numbers: tuple[int, ...], size: int, seed: int, distractors: int | 
 
 
 @contextlib.contextmanager
-def _drawing(scenes: int) -> Iterator[Callable[[list[tuple[int, Simulator, int]]], list[Row]]]:
+def _drawing(scenes: int) -> Iterator[Callable[[list[tuple[int, Simulator, int]]], Iterator[Row]]]:
     """A function that makes rows of moments, in forked processes where there are many scenes and more than one core.
 
-    Those draw and never compute with torch, whose threads and CUDA context don't survive a fork.
+    Those draw ahead while the first rows are used; they never compute with torch, whose threads and CUDA context don't
+    survive a fork.
     """
     workers = min(usable_cores(), 16, scenes // 8)
     if scenes < MANY or workers < 2:
-        yield lambda moments: [_row(*moment) for moment in moments]
+        yield lambda moments: (_row(*moment) for moment in moments)
         return
     with warnings.catch_warnings():  # Python 3.12 warns of any thread, also of those that sleep in libraries
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
-            yield lambda moments: list(pool.map(_row, *zip(*moments, strict=True), chunksize=2))
+            yield lambda moments: pool.map(_row, *zip(*moments, strict=True)) if moments else iter(())
 
 
 def _row(number: int, episode: Simulator, size: int) -> Row:
@@ -214,10 +213,11 @@ def _row(number: int, episode: Simulator, size: int) -> Row:
     return Row(number, {key: value for key, value in members.items() if not key.endswith(".jpg")}, pictures)
 
 
-def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def _parts(items: Iterable[T]) -> Iterator[list[T]]:
     """The items in portions of a batch."""
-    for first in range(0, len(items), BATCH):
-        yield items[first:first + BATCH]
+    rest = iter(items)
+    while part := list(islice(rest, BATCH)):
+        yield part
 
 
 def _pixels(data: bytes, size: int) -> NDArray[np.uint8]:
