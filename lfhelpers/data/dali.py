@@ -40,17 +40,20 @@ class Prepared(NamedTuple):
     """Why `data` is a BMP of Pillow's pixels and not the file itself; None where it is."""
 
 
-def decoded(encoded: DataNode, device: Literal["cpu", "mixed"], hardware: float = 1.0) -> DataNode:
+def decoded(encoded: DataNode, device: Literal["cpu", "mixed"], hardware: float = 1.0,
+            frame: tuple[int, int] = (0, 0)) -> DataNode:
     """Upright RGB frames, uint8 [H, W, 3], of files that passed `prepared`: the same as images.decode.
 
     hardware: the share of JPEGs that "mixed" gives to the GPU's JPEG engine. At 0 or 1 an image meets the same decoder
-    in every run; in between it depends on what else is in its batch.
+    in every run; in between it depends on what else is in its batch. frame: pixels, wide and high, for which that
+    engine's memory is set aside; memory that has to grow waits for all that the GPU has to do, the training's too.
     """
     from nvidia.dali import fn, types
 
     # Fancy upsampling: nvJPEG would repeat chroma samples where libjpeg interpolates.
     return fn.decoders.image(encoded, device=device, output_type=types.DALIImageType.RGB, adjust_orientation=True,
-                             jpeg_fancy_upsampling=True, hw_decoder_load=hardware)
+                             jpeg_fancy_upsampling=True, hw_decoder_load=hardware, preallocate_width_hint=frame[0],
+                             preallocate_height_hint=frame[1])
 
 
 def augmented(frames: DataNode, boxes: DataNode, matrices: DataNode | None, size: int) -> DataNode:

@@ -39,12 +39,15 @@ class Settings:
 class Decoder:
     """A pipeline that is fed by hand, and gives up for good with the first file that it can't decode."""
 
-    def __init__(self, settings: Settings, ahead: int) -> None:
-        """ahead: how many batches it is fed before the first one is asked for, and has in flight at most."""
+    def __init__(self, settings: Settings, ahead: int, frame: tuple[int, int] = (0, 0)) -> None:
+        """ahead: how many batches it is fed before the first one is asked for, and has in flight at most.
+
+        frame: the pixels, wide and high, of most images; larger ones are decoded too, and take longer.
+        """
         self._shape = (settings.samples, settings.views, settings.size, settings.size, 3)
         self._device, self._unfed = settings.device, ahead
         self._lent: deque[tuple[torch.cuda.Event, Tensor]] = deque()
-        self._pipeline = _pipeline(settings, ahead) if settings.views else None
+        self._pipeline = _pipeline(settings, ahead, frame) if settings.views else None
 
     def feed(self, batch: Encoded) -> None:
         """Start decoding a batch, whose files must stay where they are until `images` has returned it."""
@@ -87,7 +90,7 @@ def reason(error: RuntimeError) -> str:
     return str(error).rpartition("encountered:")[2].strip().partition("\n")[0].rstrip(" :.")
 
 
-def _pipeline(settings: Settings, ahead: int) -> Any:
+def _pipeline(settings: Settings, ahead: int, frame: tuple[int, int]) -> Any:
     """A graph of files, boxes and matrices to uint8 [P, P, 3] a view. Raises LfError where DALI can't start."""
     from nvidia.dali import Pipeline, fn
 
@@ -98,7 +101,7 @@ def _pipeline(settings: Settings, ahead: int) -> Any:
         with graph:
             files, boxes = (fn.external_source(name=name, no_copy=True) for name in ("files", "boxes"))
             matrices = fn.external_source(name="matrices", no_copy=True) if settings.colours else None
-            frames = dali.decoded(files, "mixed" if gpu else "cpu", settings.hardware)
+            frames = dali.decoded(files, "mixed" if gpu else "cpu", settings.hardware, frame)
             graph.set_outputs(dali.augmented(frames, boxes, matrices, settings.size))
         graph.build()
     except RuntimeError as error:

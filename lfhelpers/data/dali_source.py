@@ -4,7 +4,7 @@ DALI's own parallel external_source would spawn its workers, so it could not ser
 nor a remote dataset, whose readers share memory; it takes seconds to start, and names in /dev/shm outlive a kill. These
 are forked as the other engines' workers are. Files lie in memory that has no name and goes with its processes; DALI
 reads them there, uncopied, and a batch stays until it is freed, so that a pipeline that failed can be fed again. Only
-places, boxes and the other tensors are sent: with feeding DALI, 5 us of the training process a file.
+places, boxes and other tensors are sent: with feeding DALI, 5 us of the training process a file.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Encoded:
     """Fetched.fault of each row."""
     routed: Counter[str]
     """How many files Pillow decoded, by dali.readable's reason."""
+    frame: tuple[int, int] = (0, 0)
+    """Pixels, wide and high, that hold each of the images."""
     worker: int = -1
     """Whose memory the files lie in; -1: nobody's."""
 
@@ -81,13 +83,13 @@ def prepare(request: Request, step: int, micro: int) -> Encoded:
     views = [view for row in rows for view in row.made[0]]
     boxes = [draws.crop_box(draw.offset, view.width, view.height)
              for draw, row in zip(chosen, rows, strict=True) for view in row.made[0]]
-    faults = [row.fault for row in rows]
-    valid *= np.array([not fault for fault in faults])
+    valid *= np.array([not row.fault for row in rows])
     return Encoded([np.frombuffer(view.data, np.uint8) for view in views], np.array(boxes, np.float32),
                    _matrices(chosen, len(request.fields.images)),
                    stack([row.made[1] for row in rows]) | {"ids": torch.from_numpy(shown),
                                                            "valid": torch.from_numpy(valid)},
-                   faults, Counter(view.reason for view in views if view.reason))
+                   [row.fault for row in rows], Counter(view.reason for view in views if view.reason),
+                   (max((view.width for view in views), default=0), max((view.height for view in views), default=0)))
 
 
 def _view(data: bytes, where: str) -> dali.Prepared:
@@ -192,10 +194,9 @@ def _serve(request: Request, first: int, stride: int, memory: list[mmap], pipe: 
 def _attempt(request: Request, step: int, micro: int) -> Encoded | Failed:
     try:
         return prepare(request, step, micro)
-    except LfError as error:
-        return Failed(error, traceback.format_exc())
-    except Exception as error:  # which may not survive the journey
-        return Failed(RuntimeError(f"data can't be prepared: {type(error).__name__}: {error}"), traceback.format_exc())
+    except Exception as error:  # of which only our own is sure to survive the journey
+        sent = RuntimeError(f"data can't be prepared: {type(error).__name__}: {error}")
+        return Failed(error if isinstance(error, LfError) else sent, traceback.format_exc())
 
 
 def _packed(batch: Encoded, memory: mmap) -> tuple[Encoded, _Raw]:

@@ -89,6 +89,17 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return packed(tmp_path_factory.mktemp("kinds") / "set", list(KINDS.values()))
 
 
+def test_the_decoder_is_told_the_largest_image_that_it_begins_with(tmp_path, monkeypatch):
+    """For it the JPEG engine's memory is set aside; memory that grows waits for all the GPU has to do."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(engine, "Decoder", lambda settings, ahead, frame: told.append(frame) or Decoder(
+        settings, ahead, frame))
+    sides = {index: (96 + index, 172 - index) for index in range(100)}
+    data = packed(tmp_path / "set", [photo(index, 0, *sides[index]) for index in range(100)])
+    read(job("dali", 1, "data.depth=2"), data)
+    assert told == [(96 + 7, 172)], "the first two batches of four"
+
+
 @pytest.mark.parametrize("augment", ["true", "false"])
 def test_pixels_are_pillows_for_every_kind_of_file(kinds: Manifest, augment: str) -> None:
     batches, loader = read(job("dali", 2, f"data.augment={augment}"), kinds)

@@ -145,7 +145,8 @@ class DaliLoader:
                         return
         waiting = [batch for batch in self._flying if isinstance(batch, Encoded)]
         if self._decoder is None and waiting:
-            self._decoder = Decoder(self._settings, len(waiting))
+            wide, high = (max(batch.frame[side] for batch in waiting) for side in (0, 1))
+            self._decoder = Decoder(self._settings, len(waiting), (wide, high))
             for batch in waiting:
                 self._decoder.feed(batch)
 
