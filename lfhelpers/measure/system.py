@@ -22,7 +22,8 @@ from lfhelpers.measure import hardware
 
 RELIST_EVERY = 10
 """Samples between two looks for new child processes: listing reads every process of the host, sampling one only few."""
-
+LOOKS_BACK = 1.0
+"""Seconds of the past for which NVML's utilisation may stand: what is read earlier tells of the time before start()."""
 
 SNMP = Path("/proc/net/snmp")
 SLOWED = {0x08: "its hardware's own brake", 0x20: "heat", 0x40: "heat, by its hardware", 0x80: "its power supply"}
@@ -38,7 +39,7 @@ class Monitor:
 
     def __init__(self, gpu: int | None = None, pid: int | None = None, interval: float = 0.5) -> None:
         self.gpu, self.pid, self.interval = gpu, pid, interval
-        self._gpu_percent: list[float] = []
+        self._gpu_percent: list[tuple[float, float]] = []
         self._gpu_bytes: list[int] = []
         self._host_bytes: list[int] = []
         self._cpu_percent = 0.0
@@ -59,8 +60,9 @@ class Monitor:
     def stop(self) -> dict[str, Any]:
         """End sampling and sum up; a second call gives the same answer.
 
-        gpu_percent: mean of NVML's utilisation, the share of time in which some kernel was resident on the GPU. It says
-        nothing about how well that kernel used it: one warp in a loop reads 100 %. MFU is the figure for efficiency.
+        gpu_percent: mean of NVML's utilisation, the share of time in which some kernel was resident on the GPU; of a
+        monitor that ran for less than LOOKS_BACK the last reading. It says nothing about how well that kernel used it:
+        one warp in a loop reads 100 %. MFU is the figure for efficiency.
         cpu_percent: mean of the whole machine, 0-100; cpu_count: its logical cores. host_rss_gib: peak of the tree's
         summed resident memory, pages shared between processes counted in each. gpu_memory_gib: peak in use on that GPU
         by anyone. gpu_watts: that GPU's mean power, from its own energy counter. gpu_clock_mhz: median clock of its
@@ -71,7 +73,7 @@ class Monitor:
         self._ended.set()
         self._thread.join()
         return {
-            "gpu_percent": round(sum(self._gpu_percent) / len(self._gpu_percent), 1) if self._gpu_percent else None,
+            "gpu_percent": self._busy(),
             "cpu_percent": self._cpu_percent,
             "cpu_count": os.cpu_count() or 1,
             "gpu_watts": self._watts(),
@@ -88,6 +90,7 @@ class Monitor:
         psutil.cpu_percent()
         self._read_segments()
         handle = hardware.nvml_handle(self.gpu) if self.gpu is not None else None
+        self._began = time.monotonic()
         for count in itertools.count():
             if count % RELIST_EVERY == 0:
                 tree = self._processes()
@@ -106,7 +109,7 @@ class Monitor:
         with contextlib.suppress(Exception):  # NVML may fail at any time: then there is one sample fewer
             module = hardware.nvml()
             assert module is not None
-            self._gpu_percent.append(_gpu_percent(handle))
+            self._gpu_percent.append((time.monotonic() - self._began, _gpu_percent(handle)))
             self._gpu_bytes.append(module.nvmlDeviceGetMemoryInfo(handle).used)
 
     def _read_energy(self, handle: object) -> None:
@@ -134,6 +137,11 @@ class Monitor:
             return None
         (sent, resent), (sent_then, resent_then) = self._segments[-1], self._segments[0]
         return round(100 * (resent - resent_then) / max(1, sent - sent_then), 3)
+
+    def _busy(self) -> float | None:
+        shares = [share for at, share in self._gpu_percent if at >= LOOKS_BACK] or [
+            share for _, share in self._gpu_percent[-1:]]
+        return round(sum(shares) / len(shares), 1) if shares else None
 
     def _watts(self) -> float | None:
         if len(self._energy) < 2:

@@ -89,11 +89,22 @@ def test_gpu_figures_are_mean_use_and_peak_memory(monkeypatch):
     fake = FakeNvml([100, 50, 0, *[50] * 1000], [2**30, 3 * 2**30, *[2**30] * 1000])
     monkeypatch.setattr(hardware, "nvml", lambda: fake)
     monkeypatch.setattr(hardware, "nvml_handle", lambda index: f"GPU {index}")
+    monkeypatch.setattr(system, "LOOKS_BACK", 0)
     usage = watch(Monitor(gpu=0, interval=0.01), 0.2)
     assert usage["gpu_percent"] == 50
     assert usage["gpu_watts"] == pytest.approx(500, rel=0.05)
     assert usage["gpu_memory_gib"] == 3
     assert usage["gpu_clock_mhz"] == 1980 and usage["gpu_slowed"] == {"heat": 100.0}, "at its limit of power it may be"
+
+
+def test_what_nvml_still_tells_of_the_time_before_does_not_count(monkeypatch):
+    """A run's timed steps follow its compilation, during which the GPU had nothing to do."""
+    for looks_back, why in ((0.25, "later than the two that say 0"), (60, "of a short look the last reading")):
+        fake = FakeNvml([0, 0, *[96] * 1000], [2**30] * 1000)
+        monkeypatch.setattr(hardware, "nvml", lambda fake=fake: fake)
+        monkeypatch.setattr(hardware, "nvml_handle", lambda index: "GPU")
+        monkeypatch.setattr(system, "LOOKS_BACK", looks_back)
+        assert watch(Monitor(gpu=0, interval=0.1), 0.6)["gpu_percent"] == 96, why
 
 
 def test_failing_readings_are_left_out(monkeypatch):
