@@ -133,7 +133,7 @@ def _tabulate(parts: Parts, seen: Seen, twice: str, cores: int, gpu: bool) -> No
     """Add what the rounds so far have found; `twice` is the name of what was measured twice in each."""
     parts.add([row for name, rates in seen.found.items() for row in data_table.rows(name, rates)],
               data_table.checks(seen.found, cores, gpu), failed=seen.failed,
-              settings={"rounds": max(map(len, seen.found.values()), default=0)})
+              settings={"rounds": max(map(len, seen.ceilings.values()))})
     parts.add([Row.of(f"decode ceiling, one thread, {name}", rates, "images/s")
                for name, rates in seen.ceilings.items()])
     first, second = ([rate.images_per_s for rate in seen.found[name]] for name in (twice, twice + AGAIN))
@@ -176,7 +176,8 @@ def _rounds(specs: list[Spec], setting: Setting, options: Options) -> Iterator[S
         past = time.monotonic() - start
         if number >= LEAST_ROUNDS and past * (number + 1) / number > options.minutes * 60:
             break
-        due = specs if number % 2 == 0 else [spec for spec in reversed(specs) if spec.always]
+        once = specs if number % 2 == 0 else [spec for spec in reversed(specs) if spec.always]
+        due = [spec for turn in range(max(spec.times for spec in specs)) for spec in once if spec.times > turn]
         for spec in tqdm(due, desc=f"round {number + 1}", disable=None):
             if spec.name in seen.failed:
                 continue

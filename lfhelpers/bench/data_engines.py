@@ -57,6 +57,7 @@ class Spec:
     """One thing to measure: `engine` is one of ENGINES, `workers` processes or threads, `overrides` of the recipe.
 
     always: in every round, not only in every other one, as for what shows no more than how an engine scales.
+    times, length: how often in a round, and for how many of the setting's seconds.
     """
 
     name: str
@@ -64,6 +65,12 @@ class Spec:
     workers: int
     overrides: tuple[str, ...] = ()
     always: bool = True
+    times: int = 1
+    length: float = 1.0
+
+    def thorough(self) -> Spec:
+        """Longer and more often: a goal is set for it, and 16 workers hand out bursts of more than a second."""
+        return replace(self, times=3, length=3.0)
 
 
 def counts(cores: int) -> list[int]:
@@ -81,7 +88,15 @@ def specs(cores: int, gpu: bool, dali: bool, engines: Sequence[str] = ENGINES, q
                    (RAND_AUGMENT, "data.aug_on=workers")),
               Spec(f"two_level, RandAugment on the device x{cores}", "two_level", cores,
                    (RAND_AUGMENT, "data.aug_on=device"))]
-    return [spec for spec in found if spec.engine in engines]
+    goals = goals_of(cores, gpu)
+    return [spec.thorough() if spec.name in goals and not quick else spec for spec in found if spec.engine in engines]
+
+
+def goals_of(cores: int, gpu: bool) -> tuple[str, ...]:
+    """Names of what is compared where goals are set."""
+    at = f"x{cores}"
+    return (f"dali mixed 1 {at}", f"webdataset as documented {at}") if gpu else (
+        f"threads exact {at}", f"threads scaled {at}", "plain x2")
 
 
 def _at(workers: int, gpu: bool, dali: bool, shares: bool) -> list[Spec]:
@@ -152,7 +167,8 @@ def measure(spec: Spec, setting: Setting) -> Rate:
     torch.set_num_threads(1)  # cores belong to the engine; the consumer's would spin between batches
     loader, request = opened(spec, setting)
     sizes = request.manifest.rows.size[:, request.manifest.fields.index(setting.member)]
-    return rate.measure(loader, request, torch.device(setting.device), setting.seconds, float(sizes.mean()))
+    return rate.measure(loader, request, torch.device(setting.device), spec.length * setting.seconds,
+                        float(sizes.mean()))
 
 
 def nothing(members: Mapping[str, bytes]) -> dict[str, Tensor]:

@@ -129,6 +129,24 @@ def test_what_fails_is_a_row_with_its_sentence_and_is_tried_once(setting, monkey
     assert [name for name in calls if name in ("good", "seldom")] == ["good", "seldom", "good", "good", "seldom"]
 
 
+def test_what_a_goal_is_set_for_is_measured_longer_and_more_often_and_in_turn(setting, monkeypatch):
+    for gpu in (True, False):
+        names = {spec.name for spec in data_engines.specs(16, gpu, True) if (spec.times, spec.length) == (3, 3.0)}
+        assert names == set(data_engines.goals_of(16, gpu)), "each of them is measured"
+    assert {spec.times for spec in data_engines.specs(16, True, True, quick=True)} == {1}
+    calls = []
+
+    def call(function, first, *_, **__):
+        calls.append(getattr(first, "name", ""))
+        return (10, 1.0) if function is data_engines.decode_ceiling else rates(100)[0]
+
+    monkeypatch.setattr(data.isolated, "call", call)
+    specs = [Spec("a", "dali", 1).thorough(), Spec("once", "threads", 1), Spec("b", "documented", 1).thorough()]
+    *_, seen = data._rounds(specs, setting, Options(rounds=1))
+    assert [name for name in calls if name] == ["a", "once", "b", "a", "b", "a", "b"]
+    assert len(seen.found["a"]) == 3
+
+
 def test_no_round_begins_that_would_pass_the_time(setting, monkeypatch):
     monkeypatch.setattr(data.isolated, "call", lambda function, *_, **__: (
         (1, 1.0) if function is data_engines.decode_ceiling else rates(100)[0]))
