@@ -3,7 +3,7 @@
 All variants are built in one job, each with a model and an optimizer of its own from the same first weights; every
 batch goes through all of them, in an order that turns from step to step, so that the machine's drift hits all alike.
 The price is memory for as many models, so large sizes take few variants at a time. The loss tells what compression does
-to learning on one seed; whether a difference is more than chance, seeds decide (quality.gates).
+to learning on one seed; whether a difference is more than chance, seeds and a control decide (quality.gates).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from lfhelpers.bench.trainer import mirrored
 from lfhelpers.data import make_loader, make_plan
 from lfhelpers.data.manifest import Manifest
 from lfhelpers.data.order import Plan
@@ -40,9 +41,10 @@ from lfhelpers.workloads.base import find
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "none": {}, "bf16": {"ddp.hook": "bf16"}, "fp16": {"ddp.hook": "fp16"}, "powersgd": {"ddp.hook": "powersgd"},
-    "onebit_adam": {"ddp.hook": "onebit_adam"}, "sharded": {"ddp.shard_optimizer": True},
+    "onebit_adam": {"ddp.hook": "onebit_adam"}, "sharded": {"ddp.shard_optimizer": True}, "rounding": {},
 }
-BASIS = "none"
+BASIS, CONTROL = "none", "rounding"
+"""The control is the basis over batches with their rows in reverse: without dropout it is away by rounding alone."""
 TAIL = 0.1
 """Share of the steps, the last ones, over which loss, bytes and time are taken."""
 _RESULT = "hooks.json"
@@ -61,6 +63,8 @@ class HookRow:
     loss: float
     """Mean of the last tenth of the steps."""
     loss_over_none: float
+    run_over_none: float = 1.0
+    """The same of the mean over all steps."""
 
 
 def compare(hooks: Sequence[str] = tuple(VARIANTS), steps: int = 200, job: Recipe | str = "competent", nproc: int = 2,
@@ -105,7 +109,7 @@ def _train(job: Recipe, names: Sequence[str], ranks: Ranks, plan: Plan, feed: Fe
         pairs = [next(feed) for _ in range(plan.micro_batches(step))]
         turn = step % len(sides)
         for name in [*names[turn:], *names[:turn]]:
-            sides[name].run(step, pairs)
+            sides[name].run(step, mirrored(pairs) if name == CONTROL else pairs)
     return {name: vars(side.seen) for name, side in sides.items()}
 
 
@@ -165,8 +169,10 @@ def _rows(seen: Sequence[Mapping[str, Any]]) -> list[HookRow]:
     for name, first in seen[0].items():
         tail = max(1, round(TAIL * len(first["losses"])))
         loss, basis = (statistics.fmean(seen[0][which]["losses"][-tail:]) for which in (name, BASIS))
+        whole, whole_basis = (statistics.fmean(seen[0][which]["losses"]) for which in (name, BASIS))
         rows.append(HookRow(name, first["sent"][-1], statistics.fmean(first["sent"]),
-                            max(statistics.median(rank[name]["ms"][-tail:]) for rank in seen), loss, loss / basis))
+                            max(statistics.median(rank[name]["ms"][-tail:]) for rank in seen), loss, loss / basis,
+                            whole / whole_basis))
     return rows
 
 

@@ -40,7 +40,7 @@ def test_each_hook_is_tested_over_paired_seeds(trained, tmp_path):
 
 def test_two_seeds_show_figures_and_no_verdict(trained):
     found = hooks_record.run(("bf16",), seeds=2, steps=50, job=JOB)
-    assert hooks_record.verdicts(found) == {} and set(found.checks) == {"bf16_loss_off"}
+    assert hooks_record.verdicts(found) == {} and set(found.checks) == {"bf16_loss_off", "bf16_run_off"}
 
 
 def test_no_sample_comes_twice_where_the_default_data_would_not_do(monkeypatch, tmp_path):
