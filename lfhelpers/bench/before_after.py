@@ -7,6 +7,7 @@ a recipe differs from itself. What this machine can't show says why, instead of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from lfhelpers.bench.article import BUSY, CLAIMS, EXCHANGE, PER_GPU, QUALITY, ST
 from lfhelpers.bench.ladder_record import FIGURES
 from lfhelpers.errors import LfError
 from lfhelpers.measure.record import Record
+from lfhelpers.quality.equivalence import ALPHA, LEAST
 from lfhelpers.runs import Run
 
 RECIPES = ("as_found", "competent", "full")
@@ -62,7 +64,8 @@ def of_ladder(record: Record) -> Measured:
     settings = record.settings
     device = settings.get("device") or ("cuda" if record.hardware["gpus"] else "cpu")
     rungs = {row.name: row.value for row in record.rows if row.unit == "samples/s"}
-    return Measured(figures, device, settings["size"], settings["micro"], settings["nproc"], record.aa_spread, rungs)
+    spread = 0.0 if math.isnan(record.aa_spread) else record.aa_spread
+    return Measured(figures, device, settings["size"], settings["micro"], settings["nproc"], spread, rungs)
 
 
 def of_runs(as_found: Run, competent: Run, full: Run) -> Measured:
@@ -149,17 +152,26 @@ def _learnt(claim: Claim, measured: Measured, quality: Record | None) -> dict[st
         return line | {"verdict": f"{NOT_HERE} there is no record of `lfhelpers bench quality` here"}
     checks = quality.checks
     if claim.figure == QUALITY:
-        equal = max(checks["tost_success_p"], checks["tost_mse_p"]) <= 0.05
-        return line | {"figure": "quality (success)", "as_found": checks["success_as_found"],
-                       "full": checks["success_full"],
-                       "verdict": REPRODUCED if equal else "not shown: see power and margins"}
-    pair = [quality.row(f"{name} to the target", "s").value for name in (RECIPES[0], RECIPES[-1])]
-    if any(value != value for value in pair):
+        return line | {"figure": "quality (success)", "as_found": checks.get("success_as_found"),
+                       "full": checks.get("success_full"), "verdict": _equal(quality)}
+    seconds = {row.name: row.value for row in quality.rows if row.unit == "s"}
+    pair = [seconds.get(f"{name} to the target", math.nan) for name in (RECIPES[0], RECIPES[-1])]
+    if any(map(math.isnan, pair)) or "time_to_quality_ratio" not in checks:
         return line | {"verdict": f"{NOT_HERE} not all runs reached the target"}
     line |= {"figure": f"{claim.figure} [s], size {quality.settings['size']}", "as_found": pair[0], "full": pair[1]}
     on_cpu = not quality.hardware["gpus"]
     return line | {"verdict": f"{NOT_HERE} there is no GPU" if on_cpu else _reached(
         claim, checks["time_to_quality_ratio"], 0.0)}
+
+
+def _equal(quality: Record) -> str:
+    """The verdict on equality, of all figures together; tests that too few pairs allow for are not there."""
+    tests = {name: quality.checks.get(f"tost_{name}_p") for name in ("success", "mse", "words")}
+    if tests["success"] is None or tests["mse"] is None:
+        pairs = len(quality.settings.get("pairs", ()))
+        return f"not shown: {pairs} pair{'s' * (pairs != 1)} of runs, and equality needs at least {LEAST}"
+    failed = [name for name, p in tests.items() if p is not None and not p <= ALPHA]
+    return f"not shown for {' and '.join(failed)}: see power and margins" if failed else REPRODUCED
 
 
 def _beyond(measured: Measured) -> list[dict[str, Any]]:

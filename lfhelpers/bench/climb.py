@@ -12,15 +12,15 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tqdm import tqdm
 
 from lfhelpers.bench.jobs import Jobs
+from lfhelpers.bench.rungs import AFTERNOON, START, TOP, Rung
 from lfhelpers.diagnose import predictions, tiers
 from lfhelpers.diagnose.ceilings import Ceiling, Ceilings
-from lfhelpers.diagnose.predictions import Score
 from lfhelpers.errors import LfError, nearest
 from lfhelpers.launch import own
 from lfhelpers.levers.table import COMPETENT, LEVERS, Lever, Machine
@@ -29,8 +29,6 @@ from lfhelpers.quality import levers as gates
 from lfhelpers.quality.levers import Verdict
 from lfhelpers.recipe import PROFILED, Recipe, recipe
 from lfhelpers.runs import Run
-
-START, AFTERNOON, TOP = "as found", "competent", "full"
 
 
 @dataclass(frozen=True)
@@ -57,23 +55,6 @@ class Options:
             if name not in names:
                 raise LfError(f"no lever is named '{name}'; {nearest(name, names)}")
         return [lever for lever in LEVERS if not self.levers or lever.name in self.levers]
-
-
-@dataclass
-class Rung:
-    """One recipe of the ladder, and what is known of it; `obstacle` says why it has no run, or was refused."""
-
-    name: str
-    kind: Literal["anchor", "add", "without"]
-    job: Recipe
-    lever: Lever | None = None
-    obstacle: str | None = None
-    verdict: Verdict | None = None
-    runs: list[Run] = field(default_factory=list)
-    over: float | None = None
-    """How many times the rate of the rung on which the lever was pulled."""
-    score: Score | None = None
-    """What the trace of that rung had promised, against `over`; None where it knows no ceiling for the lever."""
 
 
 def machine(nproc: int, use: str = "vla") -> Machine:
@@ -113,26 +94,36 @@ class Ladder:
             if [lever] == last:
                 anchors[AFTERNOON] = self._reached(AFTERNOON, job)
         anchors[TOP] = self._reached(TOP, job)
-        self._leave_out(job, list(anchors.values()), bar)
+        self._leave_out(list(anchors.values()), bar)
         bar.close()
         return self.rungs
 
     def _pull(self, lever: Lever, job: Recipe, rest: list[Lever], bar: Any) -> Recipe:
-        """The recipe with the lever, where the machine can pull it and its gate is passed; else as it was."""
-        rung = Rung(f"+ {lever.name}", "add", job, lever, lever.obstacle(self.where))
+        """The recipe with the lever, where it can be pulled and its gate is passed; else as it was."""
+        rung = self._with(lever, job)
         if rung.obstacle is None:
-            rung.job = self._long(lever.pull(job))
             self._run(rung, bar)
-            if rung.runs:
+            if rung.obstacle is None:
                 self._hold(lever, rung)
                 rung.verdict = self._judged(lever, job, rung, rest)
                 if not rung.verdict.passed:
                     rung.obstacle = f"refused, since its gate ({lever.equivalence}) is not passed: {rung.verdict.found}"
                 else:
                     self._accepted = rung.runs[0]
+            else:  # a lever that this machine could pull, and of which nothing was shown
+                rung.verdict = Verdict(False, f"its job failed: {rung.obstacle}")
         self.rungs.append(rung)
         self._keep(self)
         return job if rung.obstacle else rung.job
+
+    def _with(self, lever: Lever, job: Recipe) -> Rung:
+        """A rung with the lever pulled; with the job as it was, and why, where machine or recipe don't let it."""
+        rung = Rung(f"+ {lever.name}", "add", job, lever, lever.obstacle(self.where))
+        try:
+            rung.job = job if rung.obstacle else self._long(lever.pull(job))
+        except LfError as error:
+            rung.obstacle = f"it needs a lever that is not on the ladder: {error}"
+        return rung
 
     def _hold(self, lever: Lever, rung: Rung) -> None:
         """The rung against the one that it stands on, and against what that one's trace had promised."""
@@ -151,10 +142,10 @@ class Ladder:
                 self._ceilings[run.id] = None
         return self._ceilings[run.id]
 
-    def _leave_out(self, top: Recipe, anchors: list[Rung], bar: Any) -> None:
+    def _leave_out(self, anchors: list[Rung], bar: Any) -> None:
         """Each lever out of the full stack, the anchors again between them and at the end."""
         pulled = [rung.lever for rung in self.rungs if rung.kind == "add" and rung.lever and not rung.obstacle]
-        others = [self._without(lever, top) for lever in pulled] if self.options.without else []
+        others = [self._without(lever, pulled) for lever in pulled] if self.options.without else []
         rounds = self.options.anchors - 1
         places = [round((turn + 1) * len(others) / max(1, rounds)) for turn in range(rounds)]
         for place in range(len(others) + 1):
@@ -165,17 +156,16 @@ class Ladder:
             if place < len(others):
                 self._add(others[place], bar)
 
-    def _without(self, lever: Lever, top: Recipe) -> Rung:
-        """The full stack with a lever's fields as found; where others can't do without it, that is said."""
-        before = self.start.flat()
+    def _without(self, lever: Lever, pulled: list[Lever]) -> Rung:
+        """The stack of all other levers: a field that an earlier one had set is as that one left it."""
+        fields = {name: value for other in pulled if other is not lever for name, value in other.fields.items()}
         try:
-            job = top.with_(**{name: before.get(name) for name in lever.fields})
+            return Rung(f"- {lever.name}", "without", self._long(self.start.with_(**fields)), lever)
         except LfError as error:
-            return Rung(f"- {lever.name}", "without", top, lever, f"other levers need it: {error}")
-        return Rung(f"- {lever.name}", "without", job, lever)
+            return Rung(f"- {lever.name}", "without", self.start, lever, f"other levers need it: {error}")
 
     def _reached(self, name: str, job: Recipe) -> Rung:
-        """An anchor where the ladder has come to; its first run is that of the last rung that was accepted."""
+        """An anchor where the ladder has come to; its first run is that of the last rung accepted, not a repeat."""
         rung = Rung(name, "anchor", job, runs=[self._accepted])
         self.rungs.append(rung)
         self._keep(self)
@@ -218,7 +208,7 @@ class Ladder:
             eager = recipe("competent", f"workload.size={self.options.size}", *self.options.overrides)
             jobs, job = {"": eager}, before
             for each in rest:
-                job = job if each.obstacle(self.where) else each.pull(job)
+                job = self._with(each, job).job
                 if self._arithmetic(each):
                     jobs[each.name] = job
             self._errors |= gates.gradient_errors(jobs)

@@ -1,7 +1,7 @@
 """What a ladder found, as a record: a row for every figure of a rung, the verdicts of the gates, and the checks.
 
 A ratio's interval is what the recipes that were run again and again differ from themselves by; it holds what drifts
-between two jobs, which a single job's steps can't show.
+between two jobs, which a single job's steps can't show. Where no recipe was run twice there is none, and it is NaN.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lfhelpers.bench.climb import AFTERNOON, START, TOP, Ladder, Rung
+from lfhelpers.bench.climb import Ladder
+from lfhelpers.bench.rungs import AFTERNOON, START, TOP, Rung
 from lfhelpers.diagnose.report import PARTS, StepReport
 from lfhelpers.measure import statistics
 from lfhelpers.measure.record import Record, Row
@@ -99,12 +100,13 @@ def _checks(ladder: Ladder, rates: Mapping[str, float]) -> dict[str, float]:
 def _spread(rungs: list[Rung]) -> float:
     """By what share a recipe may differ from itself, the farthest of those that were run twice; NaN where none was.
 
-    The last lever before an anchor leads to the anchor's recipe, so even a ladder of one round has such pairs.
+    An anchor's first run is also that of the rung which led to it, so runs are counted by their id.
     """
-    rates: dict[str, list[float]] = {}
+    rates: dict[str, dict[str, float]] = {}
     for rung in rungs:
-        rates.setdefault(rung.job.to_toml(), []).extend(run.summary["samples_per_s"] for run in rung.runs)
-    return max((statistics.spread(each[:-1], each[1:]) for each in rates.values() if len(each) > 1), default=math.nan)
+        rates.setdefault(rung.job.to_toml(), {}).update({run.id: run.summary["samples_per_s"] for run in rung.runs})
+    repeated = [list(each.values()) for each in rates.values() if len(each) > 1]
+    return max((statistics.spread(each[:-1], each[1:]) for each in repeated), default=math.nan)
 
 
 def _median(rung: Rung, unit: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ def table(record: Record) -> Table:
     checks = ", ".join(f"{name} {value:.3g}" for name, value in record.checks.items())
     drawn = Table(title=f"ladder: {record.settings['size']}, {record.settings['micro']} samples a step and rank, "
                         f"{record.settings['nproc']} rank(s)",
-                  caption=f"{checks}. A recipe differs from itself by up to {record.aa_spread:.1%}.",
+                  caption=f"{checks}. {_scatter(record.aa_spread)}",
                   caption_justify="left")
     heads = [head for head in rows[0] if head not in ("low", "high")]
     for head in heads:
@@ -57,6 +58,11 @@ def table(record: Record) -> Table:
     for row in rows:
         drawn.add_row(*(_cell(head, row) for head in heads))
     return drawn
+
+
+def _scatter(spread: float) -> str:
+    return ("No recipe was run twice, so ratios have no interval." if math.isnan(spread) else
+            f"A recipe differs from itself by up to {spread:.1%}.")
 
 
 def _range(score: Mapping[str, Any] | None) -> str:
@@ -67,5 +73,6 @@ def _cell(head: str, row: dict[str, Any]) -> str:
     value = row[head]
     if not isinstance(value, float):
         return value or ""
-    interval = f" ({row['low']:.2f}-{row['high']:.2f})" if head == "x as found" else ""
+    known = head == "x as found" and not math.isnan(row["low"])
+    interval = f" ({row['low']:.2f}-{row['high']:.2f})" if known else ""
     return f"{value:.2f}{interval}" if head.startswith("x ") else f"{value:,.1f}"

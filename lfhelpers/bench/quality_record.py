@@ -18,6 +18,9 @@ from lfhelpers.quality.equivalence import LEAST, Equivalence, tost
 UNITS = {"success": "share", "action_mse": "mse", "question_accuracy": "share", "bleu4": "share"}
 FLOORS = ("success_blind", "success_expert", "action_mse_blind")
 """What a policy gets that doesn't look, and the expert; on the same scenes."""
+SECONDS = ("from before the first step, without measurements; compiling and the recording of graphs are in them, in "
+           "every arm, with the compile cache filled by a job beforehand; start and choice of the loader are not")
+"""What a record says of its times."""
 
 
 def record(proof: Proof) -> Record:
@@ -32,7 +35,9 @@ def record(proof: Proof) -> Record:
         "floors": {name: curves[ARMS[0]][0][-1][name] for name in FLOORS if proof.pairs},
         "runs": {arm: {str(seed): run.id for seed, run in found.items()} for arm, found in proof.runs.items()},
         "loader": {arm: found[0].recipe.data.loader for arm, found in proof.runs.items() if 0 in found},
-        "ended": proof.ended}
+        "ended": proof.ended, "seconds": SECONDS,
+        "compile_cache": {arm: {str(seed): run.summary.get("compile", {}).get("cache", "off")
+                                for seed, run in found.items()} for arm, found in proof.runs.items()}}
     rows = [row for arm in ARMS for row in _rows(arm, curves[arm], options)]
     missed = {row.name: "not every run reached it" for row in rows if not row.n}
     settings["failed"] = proof.failed | missed

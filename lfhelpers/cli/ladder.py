@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from lfhelpers.cli.recording import Out, keeping
 from lfhelpers.cli.words import Own, tried
+
+if TYPE_CHECKING:
+    from lfhelpers.measure.record import Record
 
 
 def ladder(
@@ -23,10 +27,11 @@ def ladder(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="field=value, for all rungs.")] = None,
     workload: Own = None,
     out: Out = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the picture of the rungs into this file too.")] = None,
 ) -> None:
     """From the recipe as found to the full one, lever by lever; stopped and called again, it goes on where it was.
 
-    Example: lfhelpers ladder --size small --micro 32
+    Example: lfhelpers ladder --size small --micro 32 --svg ladder.svg
     """
     from lfhelpers.bench import ladder as climb
     from lfhelpers.bench.ladder_table import table
@@ -38,3 +43,23 @@ def ladder(
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table(found))
     print(f"record: {records.write(found, out) if out else records.save(found)}")
+    if svg is not None:
+        _draw(found, svg)
+        print(f"picture: {svg}")
+
+
+def _draw(record: Record, path: Path) -> None:
+    """The ladder's bars as one file, replaced in one step. Raises LfError where it can't be written."""
+    from lfhelpers import runs
+    from lfhelpers.bench.ladder_table import lines
+    from lfhelpers.errors import LfError
+    from lfhelpers.notebook import figures
+    from lfhelpers.notebook.ladder_charts import climb_bars
+
+    chart = climb_bars(lines(record))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        runs.write_atomic(path, figures.svg(chart.figure, chart.alt).encode())
+    except OSError as error:
+        raise LfError(f"the picture {path} can't be written: {error.strerror}; name another file with --svg."
+                      ) from error

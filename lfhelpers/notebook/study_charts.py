@@ -84,31 +84,47 @@ def pareto(lines: Sequence[Line]) -> Chart:
 
 
 def two_knobs(lines: Sequence[Line], across: str, down: str) -> Chart:
-    """The best rate of each pair of positions of two knobs: whether the one pays depends on the other."""
-    best: dict[tuple[str, str], float] = {}
-    for line in lines:
-        if line["ended"] == GOOD:
-            pair = line["positions"][down], line["positions"][across]
-            best[pair] = max(best.get(pair, 0.0), line["samples/s"])
+    """The best rate of each pair of positions of two knobs: whether the one pays depends on the other.
+
+    A pair of which no trial came to its end has the rate until it was stopped, or says what became of it.
+    """
+    best = _best(lines, across, down)
     rows, columns = (list(dict.fromkeys(pair[side] for pair in best)) for side in (0, 1))
     figure, axes = blank(height=1.4 + 0.42 * len(rows) * max(1, len(columns)))
     for index, column in enumerate(columns):
-        values = [best.get((row, column), 0.0) for row in rows]
+        found = [best.get((row, column), (0, 0.0, "not tried")) for row in rows]
         places = [place + (index - (len(columns) - 1) / 2) * 0.8 / len(columns) for place in range(len(rows))]
-        axes.barh(places, values, height=0.75 / len(columns), color=COLOURS[index % len(COLOURS)], edgecolor="white",
-                  hatch=HATCHES[index % len(HATCHES)], label=f"{across}: {column}")
-        for place, value in zip(places, values, strict=True):
-            axes.text(value, place, f" {number(value)}" if value else " not tried", va="center", fontsize=8.5,
-                      color=INK)
+        axes.barh(places, [rate for _, rate, _ in found], height=0.75 / len(columns),
+                  color=COLOURS[index % len(COLOURS)], edgecolor="white", hatch=HATCHES[index % len(HATCHES)],
+                  label=f"{across}: {column}")
+        for place, (_, rate, note) in zip(places, found, strict=True):
+            axes.text(rate, place, " " + ", ".join(filter(None, (number(rate) if rate else "", note))), va="center",
+                      fontsize=8.5, color=INK)
     axes.set_yticks(range(len(rows)), [f"{down}: {row}" for row in rows])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.2 * max(best.values(), default=1.0))
+    axes.set_xlim(0, 1.3 * max((rate for _, rate, _ in best.values()), default=0.0) or 1.0)
     axes.set_xlabel("samples/s, the best trial of each pair", color=INK, fontsize=9)
     axes.grid(axis="y", visible=False)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=8.5)
-    return Chart(figure, _interaction(best, rows, columns, across, down), Table.of(
+    rates = {pair: rate for pair, (_, rate, _) in best.items() if rate}
+    return Chart(figure, _interaction(rates, rows, columns, across, down), Table.of(
         f"Best samples/s by {down} and {across}",
-        [{down: row} | {column: best.get((row, column)) for column in columns} for row in rows]))
+        [{down: row} | {column: rates.get((row, column)) for column in columns} for row in rows]))
+
+
+def _best(lines: Sequence[Line], across: str, down: str) -> dict[tuple[str, str], tuple[int, float, str]]:
+    """(rank, samples/s or 0, note) of each pair that was tried: done before stopped, stopped before no figure."""
+    best: dict[tuple[str, str], tuple[int, float, str]] = {}
+    for line in lines:
+        pair = line["positions"][down], line["positions"][across]
+        if line["ended"] == GOOD:
+            found = 2, line["samples/s"], ""
+        elif line.get("until stopped"):
+            found = 1, line["until stopped"], "stopped early"
+        else:
+            found = 0, 0.0, line["ended"]
+        best[pair] = max(best.get(pair, found), found)
+    return best
 
 
 def _interaction(best: Mapping[tuple[str, str], float], rows: list[str], columns: list[str], across: str,

@@ -8,6 +8,7 @@ itself: that is what the ladder is for.
 from __future__ import annotations
 
 import math
+import statistics as plain
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,10 @@ class Result:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """A line a trial that had a job, oldest first; what differs from the base under `knobs`."""
+        """A line a trial that had a job, oldest first; what differs from the base under `knobs`.
+
+        until stopped: samples/s of the blocks of a trial that was seen to be slower, None for others.
+        """
         return [_line(self.search, trial) for trial in self.search.finished]
 
     @property
@@ -114,6 +118,8 @@ def _line(search: Search, trial: FrozenTrial) -> dict[str, Any]:
     known = trial.user_attrs
     figures = {"samples/s": known.get("samples_per_s"), "low": known.get("low"), "high": known.get("high"),
                "n": known.get("n"), "loss": known.get("loss"), "peak GiB": known.get("peak_gib")}
+    seen = trial.intermediate_values.values() if known["ended"] == "slower" else ()
+    figures["until stopped"] = plain.median(seen) if seen else None
     over = {name: value for name, value in known.get("limits", {}).items() if value > 0}
     why = known.get("why", "") or known.get("paired", "")
     if over:

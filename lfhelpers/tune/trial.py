@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ import numpy as np
 
 from lfhelpers.errors import LfError
 from lfhelpers.launch import LaunchError, start
+from lfhelpers.launch.failures import ending
 from lfhelpers.measure import statistics
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run
 
-Ended = Literal["done", "slower", "out of memory", "hang", "not finite", "crash", "no figure"]
+Ended = Literal["done", "slower", "out of memory", "killed", "hang", "not finite", "crash", "no figure"]
 BLOCKS = 8
 """Into so many the timed steps are cut; a trial and the incumbent are compared block by block."""
 LOOK = 0.25
@@ -33,6 +35,8 @@ END = 4
 MOST_SKIPPED = 0.1
 """Share of steps that may be skipped, as fp16 does while its scale settles."""
 _MEMORY = re.compile(r"out of memory|OutOfMemory|limit_gib|can't allocate|cannot allocate", re.IGNORECASE)
+_KILLED = tuple(ending(code) for code in (-signal.SIGKILL, 128 + signal.SIGKILL))
+"""Words of a report; they guess at memory, which is often so and not known: the system says no word when it kills."""
 _FINITE = re.compile(r"not finite|no finite|\bnan\b", re.IGNORECASE)
 
 
@@ -56,8 +60,8 @@ def execute(job: Recipe, nproc: int, limit_s: float, slower: Callable[[Run], boo
         while handle.poll() == "running":
             if time.monotonic() > deadline:
                 return Outcome("hang", f"not done after {limit_s:.0f} s, the limit of a trial", handle.run)
-            if slower(handle.run):
-                return Outcome("slower", "block by block slower than the best one", handle.run)
+            if slower(handle.run):  # skipped steps give no samples, so a run that only skips is slow as well
+                return spoilt(handle.run) or Outcome("slower", "block by block slower than the best one", handle.run)
             time.sleep(LOOK)
         return judged(handle.wait())
     except LaunchError as error:
@@ -68,21 +72,31 @@ def execute(job: Recipe, nproc: int, limit_s: float, slower: Callable[[Run], boo
 
 
 def failure(report: str) -> Ended:
-    """What kind of failure a failed job's report tells of."""
-    return "out of memory" if _MEMORY.search(report) else "not finite" if _FINITE.search(report) else "crash"
+    """What kind of failure a failed job's report tells of; what became of the other ranks after it is no cause."""
+    cause = "\n".join(line for line in report.splitlines() if not line.startswith("After that rank "))
+    if any(how in cause for how in _KILLED):
+        return "killed"
+    return "out of memory" if _MEMORY.search(cause) else "not finite" if _FINITE.search(cause) else "crash"
 
 
 def judged(run: Run) -> Outcome:
     """A finished job's outcome: a rate of 0, infinite or NaN is no figure, a loss that isn't finite teaches nothing."""
     rate = run.summary.get("samples_per_s")
-    rows = run.steps()
-    skipped = sum(bool(row.get("skipped")) for row in rows)
-    if rows and (skipped > MOST_SKIPPED * len(rows) or not math.isfinite(learnt(rows))):
-        return Outcome("not finite", f"{skipped} of {len(rows)} steps were skipped, the last losses are "
-                                     f"{learnt(rows):.4g}", run)
+    if outcome := spoilt(run):
+        return outcome
     if not isinstance(rate, int | float) or not math.isfinite(rate) or rate <= 0:
         return Outcome("no figure", f"its rate is {rate}, which no job has", run)
     return Outcome("done", "", run)
+
+
+def spoilt(run: Run) -> Outcome | None:
+    """The outcome of a job, done or not, whose steps so far are not finite; None where they are."""
+    rows = run.steps()
+    skipped = sum(bool(row.get("skipped")) for row in rows)
+    if not rows or (skipped <= MOST_SKIPPED * len(rows) and math.isfinite(learnt(rows))):
+        return None
+    return Outcome("not finite", f"{skipped} of {len(rows)} steps were skipped, the last losses are {learnt(rows):.4g}",
+                   run)
 
 
 def learnt(rows: Sequence[Mapping[str, Any]]) -> float:

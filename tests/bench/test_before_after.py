@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lfhelpers.bench import article, before_after
 from lfhelpers.bench.before_after import Measured
 from lfhelpers.errors import LfError
 from lfhelpers.measure.record import Record, Row
+from lfhelpers.notebook.before_after import results
 from lfhelpers.recipe import recipe
 from lfhelpers.runs import Run
 
@@ -81,7 +83,30 @@ def test_a_ratio_is_reproduced_within_the_spread(full: float, verdict: str) -> N
 
 def test_equality_that_is_not_shown_is_not_called_reproduced() -> None:
     found = by_figure(before_after.of_ladder(ladder()), proof(p=0.2))
-    assert found["quality (success)"]["verdict"].startswith("not shown")
+    assert found["quality (success)"]["verdict"] == "not shown for success: see power and margins"
+    worded = proof()
+    worded.checks["tost_words_p"] = 0.9
+    found = by_figure(before_after.of_ladder(ladder()), worded)
+    assert found["quality (success)"]["verdict"] == "not shown for words: see power and margins"
+    worded.checks["tost_words_p"] = 0.01
+    assert by_figure(before_after.of_ladder(ladder()), worded)["quality (success)"]["verdict"] == "reproduced"
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 2])
+def test_a_proof_that_was_cut_short_says_how_many_pairs_it_has(pairs: int) -> None:
+    """Below three pairs there are no tests, and before the first one no figures either."""
+    whole = proof()
+    kept = {name: value for name, value in whole.checks.items() if pairs and not name.startswith("tost")}
+    short = replace(whole, checks=kept, rows=whole.rows if pairs else [],
+                    settings={"size": "small", "pairs": list(range(pairs)), "tests": {}})
+    found = by_figure(before_after.of_ladder(ladder()), short)
+    assert found["quality (success)"]["verdict"].startswith(f"not shown: {pairs} pair")
+    assert found["quality (success)"]["full"] == (0.83 if pairs else None)
+    assert results(before_after.of_ladder(ladder()), short).text()
+    if pairs:
+        assert found["time to the target quality [s], size small"]["verdict"] == "exceeded: 4.00 times"
+    else:
+        assert found[article.TO_TARGET]["verdict"].endswith("not all runs reached the target")
 
 
 def test_loongforges_stages_stand_beside_rungs_of_their_kind_with_both_micro_batches() -> None:

@@ -1,14 +1,15 @@
-"""The ladder over runs that are made up, so that its order, its gates and its arithmetic are seen without training."""
+"""The ladder over runs that are made up, so that its order and its arithmetic are seen without training."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lfhelpers import runs
-from lfhelpers.bench import climb, jobs, ladder_record, ladder_table
+from lfhelpers.bench import before_after, climb, ladder_record, ladder_table
 from lfhelpers.bench.climb import Ladder, Options
 from lfhelpers.bench.jobs import Jobs
 from lfhelpers.diagnose.ceilings import Ceilings
@@ -17,68 +18,8 @@ from lfhelpers.errors import LfError
 from lfhelpers.levers.table import Machine
 from lfhelpers.measure import formats
 from lfhelpers.notebook.ladder_charts import climb_bars
-from lfhelpers.quality import levers as gates
-from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run
-
-LAPTOP = Machine("cpu", ranks=1)
-TEN = Options(steps=10)
-SPEED = {"data.loader": ("as_found", 3.0), "optimizer.fused": (False, 1.5), "log.loss_item": (True, 1.2),
-         "compile.scope": ("none", 2.0)}
-"""What a step takes longer by, where a field has this value: 10 ms times all that hold."""
-
-
-def step_ms(job: Recipe) -> float:
-    fields = job.flat()
-    product = 10.0
-    for name, (value, factor) in SPEED.items():
-        product *= factor if fields[name] == value else 1.0
-    return product
-
-
-@pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Runs appear at once, with the figures of SPEED; `losses` may spoil a job's, `failing` names those that fail."""
-    monkeypatch.setenv("LFHELPERS_RUNS", str(tmp_path))
-    monkeypatch.setattr(jobs, "prepare", lambda job, nproc: job)
-    monkeypatch.setattr(gates, "gradient_errors", lambda recipes, timeout=0: dict.fromkeys(recipes, 0.01))
-    started: list[str] = []
-
-    def use(losses: Callable[[Recipe, int], float] = lambda job, step: 1 / step, failing: str = "none") -> list[str]:
-        def launch(job: Recipe, nproc: int, watch: bool) -> Run:
-            started.append(job.name)
-            if failing in job.name:
-                raise LfError(f"{job.name}: no memory.")
-            return written(job, losses)
-
-        monkeypatch.setattr(jobs, "launch", launch)
-        return started
-
-    return use
-
-
-def written(job: Recipe, losses: Callable[[Recipe, int], float]) -> Run:
-    run, step = runs.create(job), step_ms(job)
-    wait = 20.0 if job.data.loader == "as_found" else 0.5
-    parts = {"data_wait": wait, "host_to_device": 0.0, "forward": (100 - wait) / 2, "backward": (100 - wait) / 2,
-             "communication": 0.0, "optimizer": 0.0, "captured": 0.0, "other": 0.0}
-    run.append_steps([{"step": number, "loss": losses(job, number), "probe": False}
-                      for number in range(1, job.steps + 1)])
-    run.write("summary.json", {
-        "device": "cpu", "hardware": "a toy", "ranks": 1, "host_ms": step,
-        "samples_per_s": 1e3 * job.batch.micro / step, "ranks_ms": {},
-        "step_ms": {"median": step, "mean": step, "p95": step}, "steps": {"timed": job.steps},
-        "mfu": {"value": 0.3, "convention": "made up", "peak_tflops": 1.0}, "memory": {"peak_gib": None},
-        "utilisation": {"gpu_percent": 97.0, "gpu_watts": 400.0},
-        "report": {"percent": parts, "ms": {part: share * step / 100 for part, share in parts.items()}}})
-    run.set_status("done")
-    return run
-
-
-def climbed(options: Options = TEN, where: Machine = LAPTOP) -> Ladder:
-    ladder = Ladder(options, Jobs.of("ladder", options), where)
-    ladder.climb()
-    return ladder
+from tests.bench.made_up import LAPTOP, climbed
 
 
 def test_from_as_found_to_the_full_stack_and_back(made: Callable[..., list[str]]) -> None:
@@ -106,40 +47,16 @@ def test_anchors_stand_at_the_start_between_the_others_and_at_the_end(made: Call
                                                      if rung.kind == "add" and rung.runs} | {reached[0].runs[0].id}
 
 
-def test_a_lever_that_changes_the_losses_is_refused_and_the_ladder_goes_on_without_it(
+def test_a_lever_that_is_left_out_leaves_a_field_as_the_lever_before_it_had_set_it(
         made: Callable[..., list[str]]) -> None:
-    made(losses=lambda job, step: 1 / step + 1e-7 * (not job.log.loss_item))
-    record = ladder_record.record(climbed())
-    said = record.settings["failed"]["+ no read in the step"]
-    assert said.startswith("refused, since its gate (exact) is not passed: 6 of 6 losses differ, first that of step 1")
-    assert record.checks["gates_passed"] == record.checks["gates_total"] - 1 == 9
-    assert record.checks["full_over_as_found"] == pytest.approx(3 * 1.5 * 2)  # without the 1.2 of the refused one
-
-
-def test_exact_levers_that_follow_each_other_share_a_job(made: Callable[..., list[str]]) -> None:
-    """The job with the first one is the job without the second."""
+    """Workers set data.loader, and so does the measured loader: without the later one, the workers' engine is left."""
     made()
     ladder = climbed()
-    exact = [rung for rung in ladder.rungs if rung.kind == "add" and rung.verdict and rung.lever
-             and rung.lever.equivalence == "exact"]
-    asked = [name for name in ladder.jobs.done if name.startswith("exact ")]
-    assert len(exact) == 4 and len(asked) == 2 * 4 - 1
-
-
-def test_a_reordered_lever_is_refused_for_its_gradients(made: Callable[..., list[str]],
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    made()
-    monkeypatch.setattr(gates, "gradient_errors", lambda recipes, timeout=0: {
-        name: 0.02 if name == "compiled blocks" else 0.01 for name in recipes})
-    said = ladder_record.record(climbed()).settings["failed"]["+ compiled blocks"]
-    assert "gradients 2.00 times as far from float64 as eager's (limit 1.5)" in said
-
-
-def test_a_rung_that_fails_is_a_sentence_and_the_ladder_goes_on(made: Callable[..., list[str]]) -> None:
-    made(failing="compiled")
-    record = ladder_record.record(climbed())
-    assert record.settings["failed"]["+ compiled blocks"] == "compiled-blocks: no memory."
-    assert record.checks["full_over_competent"] == pytest.approx(1)
+    jobs = {rung.name: rung.job for rung in ladder.rungs}
+    assert (ladder.start.data.loader, jobs["full"].data.loader) == ("as_found", "auto")
+    assert jobs["- measured loader"].data.loader == "webdataset"
+    assert jobs["- measured loader"].with_(**{"data.loader": "auto"}) == jobs["full"]
+    assert jobs["- workers do all preprocessing"].data.loader == "auto"
 
 
 def test_without_its_first_rung_there_is_no_ladder(made: Callable[..., list[str]]) -> None:
@@ -173,6 +90,21 @@ def test_a_slower_and_a_faster_hour_widen_every_interval(made: Callable[..., lis
     assert record.aa_spread > 0.08 and row.high / row.value == pytest.approx(1 + record.aa_spread)
 
 
+def test_a_run_that_two_rungs_share_is_no_repeat(made: Callable[..., list[str]]) -> None:
+    """Climbed once, no recipe has run twice; climbed twice, each interval is of two runs that differ."""
+    made()
+    two = {"without": False, "levers": ("fused AdamW", "compiled blocks")}
+    once = ladder_record.record(climbed(Options(steps=10, anchors=1, **two)))
+    assert math.isnan(once.aa_spread) and math.isnan(once.row("full", "x as found").high)
+    caption = str(ladder_table.table(once).caption)
+    assert caption.endswith("No recipe was run twice, so ratios have no interval.") and "nan" not in caption
+    assert before_after.of_ladder(once).spread == 0.0, "which is not known"
+    ladder = climbed(Options(steps=10, anchors=2, **two))
+    again = next(rung for rung in ladder.rungs if rung.name == "full").runs[-1]
+    again.write("summary.json", again.summary | {"samples_per_s": 1.1 * again.summary["samples_per_s"]})
+    assert ladder_record.record(ladder).aa_spread == pytest.approx(0.1), "of the one pair alone"
+
+
 def test_chosen_levers_alone_and_an_unknown_one(made: Callable[..., list[str]]) -> None:
     started = made()
     climbed(Options(steps=10, anchors=1, without=False, levers=("fused AdamW", "compiled blocks")))
@@ -190,7 +122,19 @@ def test_table_and_picture_tell_what_was_refused(made: Callable[..., list[str]])
     assert by_name["+ fused AdamW"]["gate"] == "reordered: passed" and by_name["full"]["gate"] == ""
     chart = climb_bars(lines)
     assert chart.alt.startswith("The full stack reaches 1,600 samples/s, 10.80 times as found and 2.00 times compet")
-    assert "Without workers do all preprocessing it keeps 33 % of its rate" in chart.alt
+    assert "Without compiled blocks it keeps 50 % of its rate" in chart.alt
+
+
+def test_the_command_leaves_the_picture_beside_the_record(made: Callable[..., list[str]], command: Callable[..., Any],
+                                                          tmp_path: Path) -> None:
+    made()
+    words = ["ladder", "--steps", 10, "--only-climb", "--lever", "fused AdamW", "--out", tmp_path / "ladder.json"]
+    code, out, _ = command(*words, "--svg", picture := tmp_path / "pictures" / "ladder.svg")
+    assert code == 0 and out.endswith(f"picture: {picture}\n")
+    drawn = picture.read_text()
+    assert "+ fused AdamW" in drawn and "The full stack reaches" in drawn and "Date" not in drawn
+    code, _, error = command(*words, "--svg", tmp_path / "ladder.json" / "ladder.svg")
+    assert code == 2 and "can't be written: " in error and error.endswith("name another file with --svg.\n")
 
 
 def test_what_a_rungs_trace_promised_stands_beside_what_the_next_one_won(

@@ -14,12 +14,15 @@ from lfhelpers.bench.jobs import Jobs
 from lfhelpers.bench.quality import Options, Proof, preset
 from lfhelpers.bench.quality_record import judged, reached, record
 from lfhelpers.errors import LfError
+from lfhelpers.levers.table import Machine
 from lfhelpers.notebook.before_after import quality_table
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run
 
 OPTIONS = Options(seeds=5, steps=400, every=100, target_mse=0.03)
 SECONDS = {"as_found": 100.0, "full": 20.0}
+filled: list[Recipe] = []
+"""Jobs that fill the compile cache."""
 
 
 @pytest.fixture
@@ -30,9 +33,13 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     monkeypatch.setattr(quality, "demonstrations", lambda task, samples: tmp_path)
     monkeypatch.setattr(jobs, "prepare", lambda job, nproc: job)
     started: list[str] = []
+    filled.clear()
 
     def use(worse: float = 0.0, failing: str = "none") -> list[str]:
         def launch(job: Recipe, nproc: int, watch: bool) -> Run:
+            if not job.evaluate.every:
+                filled.append(job)
+                return empty(job)
             started.append(f"{job.name} #{job.seed}")
             if started[-1] == failing:
                 raise LfError("a rank died.")
@@ -42,6 +49,12 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         return started
 
     return use
+
+
+def empty(job: Recipe) -> Run:
+    run = runs.create(job)
+    run.write("summary.json", {"samples_per_s": 1.0})
+    return run
 
 
 def written(job: Recipe, worse: float) -> Run:
@@ -72,6 +85,30 @@ def test_pairs_share_seed_data_and_all_settings_but_the_levers(made: Callable[..
     for section in ("evaluate", "batch"):
         assert getattr(first, section) == getattr(second, section)
     assert first.data.path == second.data.path and first.workload.base == second.workload.base
+
+
+def test_an_arm_that_compiles_fills_the_cache_before_anything_is_timed(made: Callable[..., list[str]],
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, by a short job of the same shapes; what the record says of seconds holds for both arms."""
+    monkeypatch.setattr(quality, "machine", lambda nproc: Machine("cpu", nproc))
+    made()
+    proof = quality.run(OPTIONS)
+    quality.run(OPTIONS)
+    (job,), full = filled, proof.runs["full"][0].recipe
+    assert job.name == "full-compiled"
+    assert (job.compile, job.batch, job.workload) == (full.compile, full.batch, full.workload)
+    assert job.steps < 20 and not (job.evaluate.samples or job.evaluate.episodes)
+    settings = record(proof).settings
+    assert "compiling" in settings["seconds"] and "in every arm" in settings["seconds"]
+    assert set(settings["compile_cache"]) == {"as_found", "full"} and settings["compile_cache"]["full"]["0"] == "off"
+
+
+def test_five_runs_as_found_of_size_small_take_twenty_minutes() -> None:
+    """By the rates that its docstring names; a start and four measurements take about a minute."""
+    small = preset("small")
+    training = small.steps * small.micro / 85
+    assert 5 * (training + 60) / 60 < 20.5 and 5 * small.steps * small.micro / 2700 < 30
+    assert small.steps // small.every == 3 and small.target_success < 0.7, "what the end is to be well above"
 
 
 def test_the_same_quality_in_a_fifth_of_the_time(made: Callable[..., list[str]]) -> None:

@@ -48,4 +48,12 @@ def test_what_failed_stands_in_the_table_and_what_was_not_tried_has_no_figure():
     table = study_charts.history(LINES).table
     assert [row[5] if len(row) > 5 else None for row in table.rows].count("out of memory") == 1
     pairs = {row[0]: row[1:] for row in study_charts.two_knobs(LINES, "compile", "batch").table.rows}
-    assert pairs == {"16 x 1": (100.0, 200.0), "8 x 2": (110.0, 90.0)}
+    assert pairs == {"16 x 1": (100.0, 200.0), "8 x 2": (110.0, 90.0), "4 x 4": (None, None)}
+
+
+def test_a_pair_that_was_stopped_early_shows_how_far_it_came():
+    lines = [*LINES, line(7, None, "slower", compile="none", batch="2 x 8") | {"until stopped": 50.0}]
+    chart = study_charts.two_knobs(lines, "compile", "batch")
+    assert chart.table.rows[-1] == ("2 x 8", 50.0, None)
+    drawn = svg(chart.figure, chart.alt)
+    assert all(note in drawn for note in ("50, stopped early", "over its limits", "slower", "not tried"))

@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from lfhelpers.errors import LfError
+from lfhelpers.launch.failures import ending
 from lfhelpers.measure import hardware
 from lfhelpers.recipe import recipe
 from lfhelpers.tune import search as loop
@@ -98,6 +99,10 @@ def test_reports_are_told_apart():
     reports = {"out of memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
                "not finite": "steps 3 to 52 had no finite loss and gradients (loss nan)", "crash": "KeyError: 'name'"}
     assert [failure(text) for text in reports.values()] == list(reports)
+    after = "rank 1 failed:\n\nKeyError: 'name'\n\nAfter that rank 0 was killed (signal 9), often out of memory."
+    assert failure(after) == "crash", "what ended the others is not the cause"
+    for code in (-9, 137):
+        assert failure(f"rank 0 {ending(code)}; it printed nothing.") == "killed"
     assert first_line("rank 1 failed:\n\nTraceback\n  KeyError: 'x'\n\nAfter that rank 0 exited.\nLogs: /logs") == \
         "rank 1 failed: KeyError: 'x'"
 

@@ -8,11 +8,13 @@ from lfhelpers.bench import climb
 from lfhelpers.diagnose import verbs
 from lfhelpers.errors import LfError
 from lfhelpers.levers.table import Machine
+from lfhelpers.notebook.study_charts import two_knobs
 from lfhelpers.recipe import recipe
-from lfhelpers.tune import plan, space, trial
+from lfhelpers.tune import plan, space, trial, tune
 from lfhelpers.tune.options import Options
 from lfhelpers.tune.report import Result, table
 from lfhelpers.tune.search import Search
+from lfhelpers.tune.ways import of_lines
 from tests.tune.made_up import written
 
 
@@ -39,6 +41,43 @@ def test_each_trial_is_one_job_of_all_ranks_and_a_stopped_one_leaves_nothing_beh
     assert not [child for child in psutil.Process().children(recursive=True)
                 if child.status() != psutil.STATUS_ZOMBIE and "lfhelpers.launch" in " ".join(child.cmdline())]
     assert table(Result(found)).row_count == 3
+
+
+@pytest.mark.long
+def test_jobs_that_really_fail_say_how_and_leave_the_study_usable(toy, runs_root):
+    """A study of one good trial after three that fail, each in another way."""
+    base = toy.with_(**{"workload.use": "tests.tune.spoilt:Spoilt"})
+    spoilt = {"NaN": {"batch.micro": 4, "batch.accumulate": 2}, "killed": {"batch.micro": 2, "batch.accumulate": 4}}
+    spoilt |= {"no memory": spoilt["NaN"] | {"optimizer.fused": False}, "good": {"optimizer.fused": False}}
+    options = Options("spoilt", 1 + len(spoilt), steps=8, knobs=("micro-batch", "optimizer"))
+    search = Search(options, base, Machine("cpu", 1, own=True, bf16=False),
+                    starts={name: base.with_(**fields) for name, fields in spoilt.items()})
+    found = {line["start"]: line for line in Result(search.go()).lines}
+    assert found["good"]["ended"] in ("done", "slower"), "it may be stopped early, by what this machine does besides"
+    assert {name: line["ended"] for name, line in found.items() if name != "good"} == {
+        "base": "done", "NaN": "not finite", "killed": "killed", "no memory": "out of memory"}
+    assert found["killed"]["why"].startswith("rank 0 was killed (signal 9)")
+    assert found["no memory"]["why"].endswith("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert "finite" in found["NaN"]["why"] or "skipped" in found["NaN"]["why"]
+    assert found["NaN"]["samples/s"] is None and search.incumbent.user_attrs["samples_per_s"] > 0
+    assert Result(search).record().checks["failed_trials"] == 3 and search.ended == "all 5 trials are done"
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_a_study_of_six_trials_at_size_tiny_fills_the_picture_of_its_two_knobs(tabletop_shards, runs_root):
+    """The study of lesson 06, on the real model, from the search to the table of three ways."""
+    knobs = ("packed frozen weights", "micro-batch")
+    small = ("workload.size=tiny", "batch.micro=8", "device=cpu", "data.workers=1", "log.skip=2")
+    found = tune("six", "competent", *small, f"data.path={tabletop_shards}", trials=6, steps=8, starts=("full",),
+                 knobs=knobs, verify=False)
+    lines = found.lines
+    assert len(lines) == 6 and {line["ended"] for line in lines} <= {"done", "slower", "over its limits"}
+    assert [line["start"] for line in lines[:2]] == ["base", "full"] and found.search.minutes < 3
+    chart = two_knobs(lines, *knobs)
+    assert {row[0] for row in chart.table.rows} == {"8 x 1", "4 x 2", "2 x 4"}
+    assert len(chart.table.columns) == 3 and "in one position alone" not in chart.alt
+    assert [row["jobs"] for row in of_lines(lines)] == [6, 4], "three positions away from the base, one knob at a time"
 
 
 def test_a_job_that_hangs_is_ended_at_the_limit(monkeypatch, runs_root):
