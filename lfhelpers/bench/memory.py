@@ -26,6 +26,10 @@ from lfhelpers.train import footprint, plan_trial, planner
 GPU = Scale("full", "full", 64, 16, 8, (2, 4, 8, 16, 32, 64), 512)
 CPU = Scale("competent", "tiny", 8, 8, 2, (1, 2, 4, 8), 64, ("device=cpu",))
 PARTS = ("plans", "widened", "pace")
+VERDICTS = {True: "every rule of thumb has a plan as good beside it",
+            False: "not every rule of thumb has a plan as good beside it",
+            None: "no rule of thumb was measured that fits, so none is compared"}
+"""By what `choice.above_rules` says."""
 
 
 def run(parts: Sequence[str] = (), micro: int | None = None, effort: Effort = QUICK, overrides: Sequence[str] = (),
@@ -71,7 +75,7 @@ def plans(scale: Scale, effort: Effort) -> Part:
     above = choice.above_rules(found.points, spread)
     line = (f"{100 * checks['bytes_saved_at_8pct']:.0f} % of activation bytes saved for 8 % of time, "
             f"{100 * checks['bytes_saved_at_20pct']:.0f} % for 20 %; "
-            f"{'every' if above else 'not every'} rule of thumb has a plan as good beside it")
+            f"{VERDICTS[above]}")
     notes = {"survey": asdict(found), "where": where, "recipe": job.flat(), "above_rules": above}
     return Part(line, _rows(found, effort), checks, notes, spread)
 

@@ -2,13 +2,14 @@
 
 Every probe has a process of its own, so one that doesn't fit costs nobody else anything. Blocks run eagerly here: a
 search over micro-batches would spend its time in compiling each of them, and from a few samples on the host is ahead of
-the GPU anyway. Both sides are treated alike.
+the GPU anyway. Both sides are treated alike: the same limit and search, and on both the text loss's logits in rows, so
+that what is won is the plan's alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ class Scale:
     widened: int
     """Of the survey of `widened`."""
     loss_rows: int
-    """Samples whose logits exist at a time under a plan."""
+    """Samples whose logits exist at a time, without a plan and with one."""
     paces: tuple[int, ...]
     """Micro-batches of `pace`."""
     most: int
@@ -73,41 +74,52 @@ class Part(NamedTuple):
 
 
 def widened(scale: Scale) -> Part:
-    """The whole decoder trained, text loss on: largest micro-batch and throughput, without a plan and with one."""
-    job = scale.job(scale.widened, *WIDENED)
-    effort = Effort(budgets=(), every=(0,), rules=False, loss_rows=scale.loss_rows, pairs=3, steps=2)
+    """The whole decoder trained, text loss on: largest micro-batch and throughput, without a plan and with one.
+
+    The chosen points are compared, under `chosen` in the notes: with the plan that of the largest micro-batch, without
+    one the fastest, each of those within the limit alone. Raises LfError where a side has no point there.
+    """
+    job = scale.job(scale.widened, *WIDENED, f"activations.loss_rows={scale.loss_rows}")
+    effort = Effort(budgets=(), every=(0,), rules=False, pairs=3, steps=2)
     found = planner.survey(job, effort, again=True)
     limit = _limit(found.profile.standing, found.profile.peak)
     point = choice.fastest_with_room(found, scale.widened, limit, GAIN)
     sides = {"without a plan": job, "with the plan": Candidate(point.name, point.family, point.fields).recipe(job)}
     rows, notes = [], {"plan": asdict(point), "limit_gib": limit / GIB, "survey": asdict(found)}
-    largest: dict[str, int] = {}
-    rates: dict[str, float] = {}
+    probed: dict[str, _Probes] = {}
     for name, side in sides.items():
-        probes = _Probes(side)
+        probes = probed[name] = _Probes(side)
         searched = batch.search(probes, limit, scale.most, small=2, large=max(4, scale.widened // 2))
         if not searched.largest:
             raise LfError(f"{name} not even one probe fits: {'; '.join(each.text for each in searched.points)}.")
-        largest[name], rates[name] = searched.largest, max(probes.rates().values())
+        probes.keep(each.micro for each in searched.points if each.fits)
         rows += [Row(name, searched.largest, searched.largest, searched.largest, "largest micro-batch", 1)]
         rows += [Row.of(f"{name}, micro-batch {micro}", [1e3 * micro / ms for ms in times], "samples/s")
                  for micro, times in sorted(probes.ms.items())]
         notes[name] = [each._asdict() for each in searched.points]
-    gain, rate = (side["with the plan"] / side["without a plan"] for side in (largest, rates))
-    line = (f"'{point.name}': micro-batch {largest['without a plan']} to {largest['with the plan']}, {rate:.3f} x "
-            "samples/s")
+    plain, planned = (probes.rates() for probes in probed.values())
+    fastest, largest = max(plain, key=lambda micro: plain[micro]), max(planned)
+    notes["chosen"] = {"without a plan": {"micro": fastest, "samples_per_s": plain[fastest]},
+                       "with the plan": {"micro": largest, "samples_per_s": planned[largest]}}
+    gain, rate = largest / max(plain), planned[largest] / plain[fastest]
+    line = (f"'{point.name}': largest micro-batch {max(plain)} to {largest}, and there {rate:.3f} x the samples/s of "
+            f"the best without a plan, micro-batch {fastest}")
     return Part(line, rows, {"micro_batch_gain": gain, "samples_per_s_over_no_plan": rate}, notes, _spread(found))
 
 
 def pace(scale: Scale) -> Part:
-    """Milliseconds of the eager step of `competent` over the micro-batch, and the knee between host and device."""
+    """Milliseconds of the eager step of `competent` over the micro-batch, and the knee between host and device.
+
+    The knee is a row in samples and in the notes: None where the host sets the pace throughout.
+    """
     jobs = [scale.job(micro, base="competent") for micro in scale.paces]
     times: dict[int, list[float]] = isolated.call(_paces, jobs, timeout=300)
     points = {micro: float(np.median(values)) for micro, values in times.items()}
     fit = paces.pace(points)
     rows = [Row.of(f"competent, micro-batch {micro}", values, "ms") for micro, values in times.items()]
-    knee = {} if np.isinf(fit.knee) else {"knee": fit.knee}
-    return Part(fit.sentence(), rows, knee, {"picture": paces.picture(points, fit), "fit": fit._asdict()})
+    knee = None if np.isinf(fit.knee) else fit.knee
+    rows += [] if knee is None else [Row("knee", knee, knee, knee, "samples", 1)]
+    return Part(fit.sentence(), rows, {}, {"picture": paces.picture(points, fit), "fit": fit._asdict(), "knee": knee})
 
 
 class _Probes:
@@ -127,6 +139,10 @@ class _Probes:
             raise batch.DoesNotFit(f"micro-batch {micro} ran out of memory")
         self.ms[micro] = found["ms"]
         return float(found["bytes"])
+
+    def keep(self, fitting: Iterable[int]) -> None:
+        """Forget the times of all other micro-batches: one above the limit ran here, and is no point to train at."""
+        self.ms = {micro: self.ms[micro] for micro in fitting}
 
     def rates(self) -> Mapping[int, float]:
         """Median samples/s by micro-batch."""

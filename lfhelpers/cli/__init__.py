@@ -21,6 +21,7 @@ from lfhelpers.cli.own import explain as explain_command
 from lfhelpers.cli.own import new_workload as new_workload_command
 from lfhelpers.cli.pitfalls import check as check_command
 from lfhelpers.cli.pitfalls import replay as replay_command
+from lfhelpers.cli.plan import plan as plan_command
 from lfhelpers.cli.results import results as results_command
 from lfhelpers.cli.tune import tune as tune_command
 from lfhelpers.cli.words import job_of
@@ -40,6 +41,7 @@ app.command("diagnose")(diagnose_command)
 app.command("ablate")(ablate_command)
 app.command("ladder")(ladder_command)
 app.command("results")(results_command)
+app.command("plan")(plan_command)
 app.command("tune")(tune_command)
 app.command("explain")(explain_command)
 app.command("new-workload")(new_workload_command)
@@ -238,7 +240,7 @@ PANELS = {
     "The playbook": ("doctor", "playbook", "lint"),
     "Train": ("launch", "runs", "watch", "new-workload", "recipe", "data", "base"),
     "Explain": ("report", "diagnose", "ablate", "explain", "check", "replay"),
-    "Make it faster, and prove it": ("ladder", "tune", "results", "bench"),
+    "Make it faster, and prove it": ("ladder", "plan", "tune", "results", "bench"),
 }
 """How `lfhelpers --help` groups and orders the commands; one that isn't here stands at the end."""
 

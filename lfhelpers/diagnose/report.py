@@ -202,6 +202,10 @@ def _notes(run: Run, state: str, summary: Mapping[str, Any], probe: Any) -> list
                      "step_ms in steps.jsonl")
     if skipped := summary["steps"].get("skipped"):
         notes.append(f"{skipped} steps were not finite and changed nothing; they count as time and not as samples")
+    if events := summary.get("replan", {}).get("events"):
+        tried = ", ".join(f"step {each['step']}: {each['done']}" for each in events[-3:])
+        notes.append(f"re-planned as memory ran short or grew, at the same effective batch, {len(events)} in all (the "
+                     f"newest: {tried}); why and on which ranks is under replan in summary.json")
     return notes + compile_health.notes(summary.get("compile", {}))
 
 

@@ -44,14 +44,15 @@ _KINDS: dict[tuple[type, int | None, bool], type] = {}
 def apply(job: Recipe, blocks: Sequence[nn.Module], device: torch.device, ranks: int = 1) -> None:
     """Make the blocks that the plan names recompute, in place; must run before compilation and DDP.
 
-    Raises LfError where a number is no block's, a block keeps running statistics, or DDP would cut a checkpoint.
+    Raises LfError where a number is no block's, a block keeps running statistics, or the whole model is compiled.
     """
     plan = job.activations.plan
     if plan in ("none", "budget"):
         return
-    if job.compile.scope == "model" and ranks > 1:
-        raise LfError(f"activations.plan='{plan}' with compile.scope='model' on several ranks: DDP cuts compiled code "
-                      "at its buckets and can't cut a recomputed region; set compile.scope='blocks'.")
+    if job.compile.scope == "model":
+        why = ("DDP cuts compiled code at its buckets and can't cut a recomputed region" if ranks > 1 else
+               "each block's first call proves it, eagerly, and would cut the model's graph there for good")
+        raise LfError(f"activations.plan='{plan}' with compile.scope='model': {why}; set compile.scope='blocks'.")
     recorded = job.graph.scope != "none" and device.type == "cuda" and job.compile.scope == "none"
     for index in _chosen(job, len(blocks)):
         if trouble := obstacle(blocks[index], index):
@@ -73,8 +74,8 @@ def recomputing(kind: type[nn.Module], every: int | None = None, restore_random:
         if every is not None:
             options["context_fn"] = functools.partial(_selective, every)
         _KINDS[key] = type(kind.__name__, (kind,), {
-            "forward": _forward(kind, options, restore_random), "__module__": kind.__module__,
-            "__qualname__": kind.__qualname__, "recomputes": True})
+            "forward": _forward(kind, options), "__call__": _call(kind, restore_random), "recomputes": True,
+            "__module__": kind.__module__, "__qualname__": kind.__qualname__})
     return _KINDS[key]
 
 
@@ -102,18 +103,33 @@ def budget(job: Recipe) -> Iterator[None]:
         yield
 
 
-def _forward(kind: type[nn.Module], options: dict[str, Any], restore_random: bool) -> Callable[..., Any]:
-    """The recomputing forward of a class, with code of its own, since dynamo counts recompilations by code object."""
+def _forward(kind: type[nn.Module], options: dict[str, Any]) -> Callable[..., Any]:
+    """The recomputing forward of a class."""
     inner: Any = kind.forward
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return inner(self, *args, **kwargs)
-        if not torch.compiler.is_compiling() and "_proven" not in self.__dict__:
-            _prove(self, inner, args, kwargs, restore_random)
         return checkpoint(inner, self, *args, **options, **kwargs)
-    code = forward.__code__.replace(co_name=kind.__name__)
-    return types.FunctionType(code, globals(), "forward", None, forward.__closure__)
+    return _own_code(forward, kind)
+
+
+def _call(kind: type[nn.Module], restore_random: bool) -> Callable[..., Any]:
+    """A class's call, which proves a block in its first one, before and outside of whatever has been compiled of it."""
+    inner: Any = kind.forward
+    outer: Any = kind.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "_proven" not in self.__dict__ and torch.is_grad_enabled():
+            _prove(self, inner, args, kwargs, restore_random)
+        return outer(self, *args, **kwargs)
+    return _own_code(call, kind)
+
+
+def _own_code(function: Any, kind: type[nn.Module]) -> Callable[..., Any]:
+    """The function with a code object for this class alone, since dynamo counts recompilations by code object."""
+    code = function.__code__.replace(co_name=kind.__name__)
+    return types.FunctionType(code, globals(), function.__name__, None, function.__closure__)
 
 
 def _selective(every: int) -> tuple[Any, Any]:
@@ -143,6 +159,7 @@ def _chosen(job: Recipe, count: int) -> Sequence[int]:
     return job.activations.blocks
 
 
+@torch._disable_dynamo  # and not torch.compiler.disable, which would load the compiler for every rank
 @torch.no_grad()
 def _prove(block: Any, inner: Any, args: Any, kwargs: Any, restore_random: bool) -> None:
     """Run a block twice on its first real inputs; LfError by its name where the second time differs.

@@ -15,6 +15,12 @@ from lfhelpers.errors import LfError
 from lfhelpers.levers.activations_plan import Family, Profile, recomputed_ms
 
 GIB = 2**30
+FORETOLD: tuple[Family, ...] = ("rule", "blocks")
+"""Families whose peak is predicted before they run."""
+
+
+class NoRoom(LfError):
+    """Plans were measured, and all take more than the limit."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,8 @@ class Point:
     saved: int = 0
     peak: int = 0
     predicted: int = 0
-    """Peak bytes predicted before it ran."""
+    """Peak bytes by the walk over the step: before it ran for whole blocks; for `ops` and `budget`, whose bytes no
+    profile knows, from those that their own forward saved, so it isn't scored there."""
     trouble: str = ""
     """Why there is no measurement: 'does not fit: needs about 3 GiB'."""
     aa_spread: float = 0.0
@@ -67,14 +74,14 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 
 def choose(points: Sequence[Point], limit: float | None = None) -> Point:
-    """The fastest point with a peak of at most `limit` bytes. Raises LfError where none is so small."""
+    """The fastest point with a peak of at most `limit` bytes. Raises NoRoom where none is so small."""
     fitting = [point for point in points if point.fits]
     if not fitting:
-        raise LfError(f"no plan fits: {points[0].trouble}; take a smaller batch.micro.")
+        raise NoRoom(f"no plan fits: {points[0].trouble}; take a smaller batch.micro.")
     small = [point for point in fitting if limit is None or point.peak <= limit]
     if not small:
         least = min(fitting, key=lambda point: point.peak)
-        raise LfError(f"no plan stays within {(limit or 0) / GIB:.3g} GiB: the smallest, '{least.name}', takes "
+        raise NoRoom(f"no plan stays within {(limit or 0) / GIB:.3g} GiB: the smallest, '{least.name}', takes "
                       f"{least.peak / GIB:.3g} GiB; take a smaller batch.micro.")
     return min(small, key=lambda point: point.ratio)
 
@@ -109,8 +116,11 @@ def saved_within(points: Sequence[Point], more_time: float) -> float:
 
 
 def peak_error(points: Sequence[Point]) -> float:
-    """The largest relative error of a predicted peak among plans that ran; 0 where none did."""
-    return max((abs(point.predicted / point.peak - 1) for point in points if point.fits and point.family != "none"),
+    """The largest relative error of a peak among plans that ran and were predicted before; 0 where none did.
+
+    Those are whole blocks, rules of thumb among them; `Point.predicted` says why not the others.
+    """
+    return max((abs(point.predicted / point.peak - 1) for point in points if point.fits and point.family in FORETOLD),
                default=0.0)
 
 
@@ -122,9 +132,14 @@ def rival(found: Survey, rule: Point) -> Point | None:
     return min(cheap, key=lambda point: point.saved, default=None)
 
 
-def above_rules(points: Sequence[Point], spread: float = 0.0) -> bool:
-    """Whether each rule of thumb has a plan beside it that frees as much in no more time (within the A/A spread)."""
+def above_rules(points: Sequence[Point], spread: float = 0.0) -> bool | None:
+    """Whether each rule of thumb has a plan beside it that frees as much in no more time (within the A/A spread).
+
+    None where no rule fits, so that there is nothing to compare.
+    """
     rules = [point for point in points if point.fits and point.family == "rule"]
     others = [point for point in points if point.fits and point.family not in ("rule", "none")]
+    if not rules:
+        return None
     return all(any(other.saved <= rule.saved and other.ratio <= rule.ratio * (1 + spread) for other in others)
                for rule in rules)

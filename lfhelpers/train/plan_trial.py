@@ -203,9 +203,19 @@ def _tried(job: Recipe, candidate: Candidate, start: Point, profile: Profile, pl
     if not alone:
         plain.drop()
         return _tried(job, candidate, start, profile, plain, effort)
-    need = plans.predicted_peak(profile, plans.kept_bytes(profile, candidate.blocks))
-    return replace(start, saved=sum(plans.kept_bytes(profile, candidate.blocks)) + profile.outside, predicted=need,
-                   trouble=f"does not fit: needs about {need / GIB:.3g} GiB")
+    return without_room(start, profile)
+
+
+def without_room(start: Point, profile: Profile, why: str = "") -> Point:
+    """The point of a plan that had no room, with what the profile knows of its need.
+
+    Of `ops` and `budget` it knows that they need no more than the step without a plan.
+    """
+    kept = plans.kept_bytes(profile, start.fields.get("blocks", ()))
+    need = plans.predicted_peak(profile, kept)
+    about = "at most about" if start.family in ("ops", "budget") else "about"
+    return replace(start, saved=sum(kept) + profile.outside, predicted=need,
+                   trouble=f"does not fit: needs {about} {need / GIB:.3g} GiB{why}")
 
 
 def _timed(start: Point, side: _Side, candidate: Candidate, profile: Profile, plain: _Side, effort: Effort) -> Point:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
@@ -28,9 +26,12 @@ from lfhelpers.levers.activations_plan import QUICK, Candidate, Effort
 from lfhelpers.measure import hardware, isolated
 from lfhelpers.recipe import Recipe
 from lfhelpers.train import plan_trial
+from lfhelpers.train.fit import KILLED, room
 
 SHAPING = ("workload", "precision", "compile", "graph", "frozen", "optimizer")
 """Sections of a recipe that change what a step takes."""
+HOST = "SIGKILL ended its process: the host ran out of memory"
+NOTHING = f"{HOST} before the step without a plan was measured; take a smaller batch.micro or workload.size."
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ def plan(job: Recipe, limit_gib: float | None = None, goal: Literal["time", "bat
          effort: Effort = QUICK, again: bool = False) -> Planned:
     """The recipe with the fastest plan of at most `limit_gib`, or with that for the largest micro-batch in it.
 
-    limit_gib: none given: the device's memory. again: as in `survey`. The caller must not have used CUDA. Raises
-    LfError where nothing fits.
+    limit_gib: none given: the recipe's, or nearly all of the device (fit.room). again: as in `survey`. The caller must
+    not have used CUDA. Raises NoRoom where nothing fits at the recipe's micro-batch.
     """
     found = survey(job, effort, again=again)
-    limit = (limit_gib or _device_gib() or math.inf) * GIB
+    limit = room(job) if limit_gib is None else limit_gib * GIB
     if goal == "batch":
         point = choice.for_largest_batch(found.points, found.profile.standing, job.batch.micro, limit)
     else:
@@ -85,7 +86,7 @@ def _searched(job: Recipe, effort: Effort, file: Path, timeout: float) -> Survey
         except LfError as error:
             crashes += 1
             if not file.exists() or crashes > 3:
-                raise LfError(f"the search for a plan failed: {error}") from error
+                raise LfError(f"the search for a plan failed: {NOTHING if KILLED in str(error) else error}") from error
             _blame(file, str(error))
         finally:
             os.close(terminal)
@@ -111,10 +112,7 @@ def _blame(file: Path, reason: str) -> None:
     running = content.pop("running", None)
     if running is None:
         raise LfError(f"the search for a plan failed: {reason}")
-    found = plan_trial.load(file)
-    plan_trial.save(replace(found, points=(*found.points, Point(**running, trouble=reason))), file)
-
-
-def _device_gib() -> float | None:
-    gpus: Sequence[dict[str, Any]] = hardware.describe()["hardware"]["gpus"]
-    return min((gpu["memory_gib"] for gpu in gpus), default=None) if gpus else None
+    found, point = plan_trial.load(file), Point(**running)
+    point = plan_trial.without_room(point, found.profile, f" ({HOST})") if KILLED in reason else \
+        replace(point, trouble=reason)
+    plan_trial.save(replace(found, points=(*found.points, point)), file)

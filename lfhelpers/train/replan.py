@@ -11,8 +11,10 @@ failed is known on the host, where memory is asked for; so the ranks' hosts tell
 step beside a device that works on: nothing is read from it. The price of being ready: that message, the step's batches
 held on the device until it is applied, and ranks whose hosts can't run ahead of each other.
 
-Not undone: the order of random numbers (dropout draws new masks when a step is made again). Smaller micro-batches stay
-until the run ends; one that is resumed begins with the recipe's own, which is how head-room that has grown is used.
+Not undone: the order of random numbers (dropout draws new masks when a step is made again), and recomputation. Larger
+micro-batches are tried again when steps have had room for a while: whether head-room has grown no counter says (what a
+larger step would take, and in which pieces memory is free), and a try that fails costs one attempt at a step, which is
+then made again like any other; each such failure doubles the wait. A resumed run begins with the recipe's own.
 
 DDP's join hook shadows the exchange in the same way for ranks without data (torch.distributed.algorithms.join).
 """
@@ -21,8 +23,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,60 +34,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.errors import LfError
 from lfhelpers.levers import activations
-from lfhelpers.levers.frozen import Ahead, InTurn, Pair
+from lfhelpers.levers.frozen import Ahead, InTurn
 from lfhelpers.recipe import Recipe
+from lfhelpers.train.cuts import Cuts
 from lfhelpers.train.hooks import Hook
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.ranks import Ranks
 from lfhelpers.train.step import Step
 
+WAIT = 100
+"""Steps with room after which micro-batches twice as large are tried; doubled where they still don't fit."""
 TWICE = "mark a variable ready only once"
 """How DDP refuses a gradient that it has been given already in this backward pass."""
-
-
-class Cuts:
-    """The pairs of `source`, each cut into `pieces`; those of a step stay until it is done, and can be had again."""
-
-    def __init__(self, source: Iterator[Pair], pieces: int = 1) -> None:
-        self.pieces = pieces
-        self._source = source
-        self._kept: deque[Pair] = deque()
-        self._next = 0
-        """The number of the next piece, counted from the first kept pair."""
-
-    def __iter__(self) -> Cuts:
-        return self
-
-    def __next__(self) -> Pair:
-        whole, piece = divmod(self._next, self.pieces)
-        self.fill(whole + 1)
-        if whole >= len(self._kept):
-            raise StopIteration
-        self._next += 1
-        return cut(self._kept[whole], self.pieces, piece)
-
-    def fill(self, pairs: int) -> None:
-        """Have this many pairs of the source at hand, or as many as it has."""
-        while len(self._kept) < pairs and (pair := next(self._source, None)) is not None:
-            self._kept.append(pair)
-
-    def done(self, pairs: int) -> None:
-        """The step of the first `pairs` pairs is applied: let go of them."""
-        for _ in range(pairs):
-            self._kept.popleft()
-        self._next -= pairs * self.pieces
-
-    def again(self, pieces: int) -> None:
-        """Begin anew with the step's first sample, each pair in so many pieces."""
-        self.pieces, self._next = pieces, 0
-
-
-def cut(pair: Pair, pieces: int, piece: int) -> Pair:
-    """Piece number `piece` of a pair's rows, in order; sizes differ by one row at most."""
-    if pieces == 1:
-        return pair
-    batch, draws = ({name: value.tensor_split(pieces)[piece] for name, value in part.items()} for part in pair)
-    return batch, draws
 
 
 class Replan(Hook):
@@ -101,15 +61,18 @@ class Replan(Hook):
         self._ranks = ranks
         self._recompute = recompute
         self._group = dist.new_group(backend="gloo") if ranks.world > 1 else None
+        self._wait = WAIT
+        self._due = math.inf
+        """The 0-based step in which larger micro-batches are tried, on all ranks."""
         self.events: list[dict[str, Any]] = []
-        """What was re-planned: step, the ranks that had no room, why, and what was done."""
+        """What was re-planned: step, the ranks that had no room (none where it grew), why, and what was done."""
 
     def __call__(self, step: int, batches: Cuts, micro_batches: int) -> Tensor:
         """Step `step` (0-based) on `micro_batches` of the source's pairs; returns step.VALUES, float32 [5].
 
         Raises LfError on every rank where single samples, recomputed, don't fit either.
         """
-        ours = self._step
+        ours, growing = self._step, self._grow(step, batches)
         while True:
             total, pairs = ours.start(), ours.pairs(batches, ours.held)
             reason = self._attempt(pairs, total, batches, micro_batches)
@@ -118,6 +81,10 @@ class Replan(Hook):
                 break
             del pairs
             self._replan(step, batches, short, self._ranks.gather(reason))
+            self._wait *= 1 + growing
+            self._due, growing = step + self._wait, False
+        if growing:
+            self._grew(step, batches)
         batches.done(micro_batches)
         ours.ready(step)
         with ours.clock.phase("optimizer"):
@@ -129,6 +96,24 @@ class Replan(Hook):
         """`replan`: the events, and that the effective batch is what the recipe says."""
         samples = self._ranks.world * self._job.batch.micro * self._job.batch.accumulate
         summary["replan"] = {"events": self.events, "effective_batch": samples}
+
+    def _grow(self, step: int, batches: Cuts) -> bool:
+        """Whether this step is due to try micro-batches twice as large; it then begins with them."""
+        if step < self._due or batches.pieces == 1:
+            return False
+        self._step.held = None  # it has the size of before
+        batches.again(batches.pieces // 2)
+        return True
+
+    def _grew(self, step: int, batches: Cuts) -> None:
+        """There was room: stay with it."""
+        self._due = step + self._wait
+        size = -(-self._job.batch.micro // batches.pieces)
+        self.events.append({"step": step + 1, "ranks": [], "why": f"{self._wait} steps had room", "micro": size,
+                            "done": f"micro-batches of {size} again"})
+        if self._ranks.first:
+            print(f"step {step + 1} had room for larger micro-batches: of {size} again, same effective batch.",
+                  flush=True)
 
     def _attempt(self, pairs: Ahead | InTurn, total: Tensor, batches: Cuts, micro_batches: int) -> str:
         """Forward and backward of the whole step; says why it had no room, "" if it had."""

@@ -56,6 +56,27 @@ def test_the_widened_part_compares_the_largest_micro_batches(surveyed, monkeypat
     assert job.workload.tune_language and job.workload.text_loss and not job.frozen.ahead
 
 
+def test_both_sides_are_alike_but_for_the_plan_and_only_points_within_the_limit_count(surveyed, monkeypatch):
+    """Without a plan 20 samples fit, and 4 are the fastest; above the limit both sides would be ten times as fast."""
+    asked = []
+
+    def probe(function, job, timeout):
+        micro, plan = job.batch.micro, job.activations.plan != "none"
+        asked.append(job.activations)
+        used = 800 + (5 if plan else 9 if micro < 9 else 10) * micro  # so two probes promise 22
+        rate = 10.0 if used > 1000 else 0.9 if plan else 2.0 if micro == 4 else 1.0
+        return {"bytes": used, "ms": [micro / rate]}
+    monkeypatch.setattr(memory_batch.isolated, "call", probe)
+    monkeypatch.setattr(memory_batch, "_limit", lambda *_: 1000.0)
+    found = memory_batch.widened(replace(memory.CPU, most=500))
+    assert {each.loss_rows for each in asked} == {surveyed[0].activations.loss_rows} == {memory.CPU.loss_rows}
+    assert found.notes["chosen"] == {"without a plan": {"micro": 4, "samples_per_s": pytest.approx(2000)},
+                                     "with the plan": {"micro": 40, "samples_per_s": pytest.approx(900)}}
+    assert found.checks == {"micro_batch_gain": 2.0, "samples_per_s_over_no_plan": pytest.approx(0.45)}
+    over = [each["micro"] for each in found.notes["without a plan"] if not each["fits"]]
+    assert over and not any(row.name == f"without a plan, micro-batch {micro}" for row in found.rows for micro in over)
+
+
 def test_an_unknown_part_is_refused_and_a_failing_one_is_a_sentence(monkeypatch, surveyed):
     with pytest.raises(LfError, match="--part speed: there are plans, widened, pace"):
         memory.run(["speed"])
@@ -68,6 +89,8 @@ def test_an_unknown_part_is_refused_and_a_failing_one_is_a_sentence(monkeypatch,
 
 def test_a_real_pace_on_this_machine():
     found = memory_batch.pace(replace(memory.CPU, paces=(1, 2, 3)))
-    assert [row.name for row in found.rows] == [f"competent, micro-batch {micro}" for micro in (1, 2, 3)]
-    assert all(row.value > 0 and row.n == 5 for row in found.rows) and found.line.endswith(("samples/s", "micro-batch"))
+    timed = [row for row in found.rows if row.name != "knee"]
+    assert [row.name for row in timed] == [f"competent, micro-batch {micro}" for micro in (1, 2, 3)]
+    assert all(row.value > 0 and row.n == 5 for row in timed) and found.line.endswith(("samples/s", "micro-batch"))
+    assert found.checks == {} and found.notes["knee"] == found.notes["picture"]["knee"]
     assert choice.GIB == 2**30

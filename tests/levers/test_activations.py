@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint_sequential
 
 from lfhelpers.errors import LfError
 from lfhelpers.levers import activations
+from lfhelpers.levers.activations_plan import SEGMENTS, rules_of_thumb
 from lfhelpers.measure import memory
 from lfhelpers.recipe import recipe
 
@@ -144,6 +146,53 @@ def test_a_block_that_changes_is_refused_by_name_at_its_first_call(block, senten
         model(torch.randn(2, 5, 8))
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["compiled in place", "inside a compiled model"])
+@pytest.mark.parametrize(("block", "sentence"), [
+    (Counting, "block Counting gives another result when it is run again"),
+    (Averaging, "block Averaging changes its buffers in forward")])
+def test_a_block_that_changes_is_refused_where_it_is_compiled_too(block, sentence, whole):
+    """The compiler alone would let the one pass, and end at the other with a RuntimeError about versions of tensors."""
+    model = planned(nn.Sequential(block()), *PLANS["all"])
+    if whole:
+        model = torch.compile(model, backend="eager")
+    else:
+        model[0].compile(backend="eager")
+    with pytest.raises(LfError, match=sentence):
+        model(torch.randn(2, 5, 8))
+
+
+@pytest.mark.parametrize("plan", ["all", "ops"])
+def test_a_compiled_block_is_proven_once_and_has_the_gradients_of_an_eager_one(plan, monkeypatch):
+    proofs, prove = [], activations._prove
+    monkeypatch.setattr(activations, "_prove", lambda block, *rest: proofs.append(block) or prove(block, *rest))
+    model, x = stack(2), torch.randn(2, 5, 8, dtype=torch.float64)
+    for block in model:
+        block.drop.p = 0.0
+    plain, _ = gradients(copy.deepcopy(model), x)
+    planned(model, *PLANS[plan])
+    for block in model:
+        block.compile(backend="aot_eager")
+    for _ in range(2):
+        ours, _ = gradients(model, x)
+        assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(plain, ours, strict=True))
+    assert proofs == list(model)
+
+
+@pytest.mark.parametrize(("count", "inner"), [(4, 0), (8, 3)], ids=["one block a segment", "two blocks a segment"])
+def test_torchs_checkpoint_sequential_keeps_what_its_stand_in_keeps_but_for_inputs_inside_a_segment(count, inner):
+    """Such an input has as many bytes as x, and is what the rule of thumb pays for being a list of blocks."""
+    x, model = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True), stack(count)
+    numbers = rules_of_thumb(range(count))["all but the last of 4 segments"]
+    ours = planned(copy.deepcopy(model), "activations.plan=blocks", f"activations.blocks={numbers}")
+    kept = []
+    for layers, run in ((model, lambda: checkpoint_sequential(model, SEGMENTS, x, use_reentrant=False)),
+                        (ours, lambda: ours(x))):
+        with memory.counted(layers) as found:
+            run()
+        kept.append(found.bytes)
+    assert kept[1] - kept[0] == inner * x.nbytes
+
+
 def test_batch_norm_is_refused_by_name_before_anything_runs():
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
     with pytest.raises(LfError, match=r"block 0 \(Sequential\) holds BatchNorm1d '1', whose running statistics"):
@@ -172,9 +221,11 @@ def test_contradictions_are_refused(overrides, sentence):
         recipe("competent", *overrides)
 
 
-def test_a_whole_compiled_model_on_several_ranks_is_refused():
-    with pytest.raises(LfError, match="DDP cuts compiled code at its buckets"):
-        activations.apply(recipe("competent", "activations.plan=all", "compile.scope=model"), [], CPU, ranks=2)
+@pytest.mark.parametrize(("ranks", "why"), [(1, "each block's first call proves it"),
+                                            (2, "DDP cuts compiled code at its buckets")])
+def test_a_whole_compiled_model_is_refused(ranks, why):
+    with pytest.raises(LfError, match=f"compile.scope='model': {why}.*set compile.scope='blocks'"):
+        activations.apply(recipe("competent", "activations.plan=all", "compile.scope=model"), [], CPU, ranks)
 
 
 def test_a_fused_gated_ffn_is_one_of_the_products_that_ops_keeps(monkeypatch):

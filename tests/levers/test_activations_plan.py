@@ -111,10 +111,14 @@ def test_the_largest_batch_counts_only_what_grows_with_it():
 def test_scores():
     assert choice.saved_within(POINTS, 0.08) == pytest.approx(0.45)
     assert choice.saved_within(POINTS, 0.20) == pytest.approx(0.8)
-    assert choice.above_rules(POINTS) and not choice.above_rules([each for each in POINTS if each.name != "bargain"])
+    assert choice.above_rules(POINTS) is True
+    assert choice.above_rules([each for each in POINTS if each.name != "bargain"]) is False
+    assert choice.above_rules([each for each in POINTS if each.family != "rule"]) is None, "there is none to compare"
     scored = [point("none", "none", predicted=1000), point("a", peak=1000, predicted=1030),
               point("b", peak=500, predicted=480)]
     assert choice.peak_error(scored) == pytest.approx(0.04)
+    known = point("products kept", "ops", peak=500, predicted=900)
+    assert choice.peak_error([*scored, known]) == pytest.approx(0.04), "what ran before it was predicted isn't scored"
     assert math.isnan(POINTS[-1].ratio) and not POINTS[-1].fits and GIB == 2**30
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import signal
 
 import orjson
@@ -114,9 +115,16 @@ def test_out_of_memory_is_a_point_and_a_death_costs_one(monkeypatch, tmp_path):
     none, everything, ops = seen.points
     assert none.trouble.startswith("does not fit: needs about 0.0") and none.trouble.endswith(" GiB")
     assert everything.fits and everything.ratio > 0
-    assert "SIGKILL" in ops.trouble
+    assert re.fullmatch(r"does not fit: needs at most about 0\.0\d+ GiB "
+                        r"\(SIGKILL ended its process: the host ran out of memory\)", ops.trouble)
     assert choice.choose(seen.points).name == "all blocks"
     assert seen.profile.peak == none.predicted
+
+
+def test_a_host_without_memory_for_the_first_measurement_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(plan_trial._Side, "build", lambda side: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(LfError, match=r"the host ran out of memory before the step without.*smaller batch\.micro"):
+        planner.survey(JOB, EFFORT, keep=False)
 
 
 def test_blocks_that_cannot_be_recomputed_are_left_out(found):

@@ -11,15 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfhelpers import runs
+from lfhelpers.diagnose import diagnose
 from lfhelpers.errors import LfError
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.quality.gates import band
 from lfhelpers.recipe import recipe
+from lfhelpers.train.cuts import Cuts
 from lfhelpers.train.loop import train
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.precision import Precision
 from lfhelpers.train.ranks import identify
-from lfhelpers.train.replan import Cuts, Replan, recomputation
+from lfhelpers.train.replan import Replan, recomputation
 from lfhelpers.train.step import Step
 from tests.train.replan_ranks import AHEAD, PLANTED
 from tests.train.replanning import Planted, pairs_of
@@ -102,6 +104,8 @@ def test_a_run_within_an_emulated_limit_uses_smaller_micro_batches(toy_run):
         toy_run(*limited)
     run, summary = toy_run(*limited, "batch.replan=true")
     assert [event["micro"] for event in summary["replan"]["events"]] == [8, 4]
+    assert "note: re-planned as memory ran short or grew, at the same effective batch, 2 in all (the newest: step 1: " \
+        "2 micro-batches of 8 for each of 16, step 1: 4 micro-batches of 4 for each of 16)" in diagnose(run).table()
     assert [row["loss"] for row in run.steps()] == pytest.approx([row["loss"] for row in whole.steps()], rel=1e-5)
 
 
@@ -113,7 +117,8 @@ def planted(*overrides, recompute=lambda: False, **place):
     model = workload.model()
     precision = Precision(job.precision, ALONE.device)
     optimizer = Optimizer(job, model, 1e-2, precision.scaler)
-    step = Step(workload, model, optimizer, precision, ALONE, StepClock(ALONE.device), job.batch.micro, [workload])
+    step = Step(workload, model, optimizer, precision, ALONE, StepClock(ALONE.device), job.batch.micro, [workload],
+                frozen_ahead=job.frozen.ahead)
     return Replan(step, job, model, optimizer, ALONE, recompute), model, workload
 
 
