@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import torch
 
 from lfhelpers.errors import LfError
 from lfhelpers.launch import LaunchError, start
@@ -45,12 +46,18 @@ class Fault:
 
 
 def faults(overrides: Sequence[str] = ()) -> tuple[Fault, ...]:
-    """The six faults, at sizes at which each is the shortest stave of this machine; two ranks are on the CPU."""
-    gpu = hardware.device()[0] == "cuda"
+    """The six faults, at sizes at which each is the shortest stave of this machine.
+
+    Those of two ranks use two GPUs over NCCL, on a machine with fewer the CPU over gloo.
+    """
+    gpu, pair = hardware.device()[0] == "cuda", gpus() >= 2
     common = ("log.skip=3", "name=bench-diagnosis")
     here = ("workload.size=small", "batch.micro=8") if gpu else ("workload.size=tiny", "batch.micro=2", "device=cpu")
     # Large enough for gloo's own work, which stays when the slow link has gone, to be small beside it.
-    there = ("workload.size=tiny", "batch.micro=8", "device=cpu", "data.loader=synthetic")
+    there = ("workload.size=tiny", "batch.micro=8", "device=cpu", "data.loader=synthetic") if not pair else \
+        ("workload.size=small", "batch.micro=8", "device=cuda", "data.loader=synthetic")
+    # NCCL's real link can't be freed again while the job runs, so there the workload holds its messages back.
+    paced = (PLANTED + "SlowExchange",) if pair else ("ddp.slow_link=gloo:0.03GB/s",)
     still = ("data.loader=synthetic",)
     often = f"workload.options.rounds={1 if gpu else 3}"  # large against what neighbours on a small machine do
     workers = ("data.workers=4" if gpu else "data.workers=2", "data.loader=webdataset")
@@ -67,9 +74,14 @@ def faults(overrides: Sequence[str] = ()) -> tuple[Fault, ...]:
         fault("reads by the host", [PLANTED + "HostReads", *still, often], "synchronisation"),
         fault("tiny operators", [PLANTED + "TinyOperators", *still, often], "loops"),
         fault("for-loop optimizer", [*unfused, *still], "optimizer", cure="optimizer.fused=true"),
-        fault("paced exchange", ["ddp.slow_link=gloo:0.03GB/s"], "communication", "ideal", there, 2),
+        fault("paced exchange", paced, "communication", "ideal", there, 2),
         fault("late rank", [PLANTED + "LateRank"], "late rank", "ideal", there, 2),
     )
+
+
+def gpus() -> int:
+    """GPUs that this process may use."""
+    return torch.cuda.device_count()
 
 
 def run(which: Sequence[Fault] | None = None, blocks: int = 8, steps: int = 4,
@@ -135,13 +147,19 @@ def _planted(group: Sequence[Fault], blocks: int, steps: int,
             failed |= {fault.name: str(job.run.status["reason"] or error) for fault in group if fault.name not in seen}
 
 
+def _where(fault: Fault) -> str:
+    """What a row says of a fault that is on the CPU though the machine has a GPU."""
+    return " (two ranks on the CPU)" if fault.ranks > 1 and fault.broken.device == "cpu" and gpus() else ""
+
+
 def _with(record: Record, fault: Fault, found: dict[str, Any]) -> Record:
     """The record with one fault more."""
     every = record.settings["faults"] | {fault.name: found | {"cause": fault.cause, "end": fault.end,
-                                                              "ranks": fault.ranks}}
-    effect, rows = found["effect"], record.rows
-    rows = [*rows, Row(f"{fault.name}, predicted", found["expected"], found["low"], found["high"], "x", 1),
-            Row(f"{fault.name}, measured", effect["ratio"], effect["low"], effect["high"], "x", effect["n"])]
+                                                              "ranks": fault.ranks,
+                                                              "device": fault.broken.device}}
+    effect, name = found["effect"], f"{fault.name}{_where(fault)}"
+    rows = [*record.rows, Row(f"{name}, predicted", found["expected"], found["low"], found["high"], "x", 1),
+            Row(f"{name}, measured", effect["ratio"], effect["low"], effect["high"], "x", effect["n"])]
     checks = {"faults_planted": float(len(every)),
               "faults_ranked_first": float(sum(one["first"] == one["cause"] for one in every.values())),
               "ceiling_error_max": max(abs(one["error"]) for one in every.values())}

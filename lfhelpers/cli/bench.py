@@ -219,19 +219,3 @@ def own(
 
     options = Options(tuple(only or PARTS), rounds, steps, blocks, micro, tuple(overrides or ()))
     finish(run(options, keeping(out, onto)), out, onto)
-
-
-@bench_app.command("timeline")
-def timeline(
-    out: Annotated[Path, typer.Option(help="File of the timeline.")],
-    case: Annotated[str, typer.Option(help="SIZE_mbMICRO.")] = "small_mb32",
-) -> None:
-    """A few milliseconds of a step, as found and full: launches and kernels, for the picture of a lesson.
-
-    Example: lfhelpers bench timeline --out timeline.json
-    """
-    from lfhelpers.bench.step import cases
-    from lfhelpers.bench.timeline import record
-
-    (found,) = cases([case]) or ()
-    print(f"timeline: {record(found, out)}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lfhelpers.cli.bench import bench_app
+from lfhelpers.cli.bench_trace import bench_app
 from lfhelpers.cli.recording import Onto, Out, finish, keeping
 
 

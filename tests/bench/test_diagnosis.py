@@ -41,6 +41,19 @@ def test_a_record_counts_what_was_ranked_first_and_keeps_the_worst_error(monkeyp
     assert record.row("slow loader, measured").value == 1.6 and record.aa_spread == 0.03
 
 
+@pytest.mark.parametrize(("count", "device", "link"), [(0, "cpu", "gloo:0.03GB/s"), (1, "cpu", "gloo:0.03GB/s"),
+                                                       (2, "cuda", None)])
+def test_faults_of_two_ranks_use_two_gpus_where_there_are_two_and_say_where_not(count, device, link, monkeypatch):
+    monkeypatch.setattr(diagnosis, "gpus", lambda: count)
+    paced, late = selected(["paced exchange", "late rank"])
+    assert (paced.broken.device, late.broken.device, paced.broken.ddp.slow_link) == (device, device, link)
+    assert paced.broken.workload.use.endswith(":SlowExchange") == (count == 2)
+    record = diagnosis._with(diagnosis.Record("diagnosis", {"faults": {}}, [], {}, 0.0), late,
+                             found("late rank", 2.0, 2.0))
+    told = "late rank (two ranks on the CPU), measured" if count == 1 else "late rank, measured"
+    assert record.row(told).value == 2.0 and record.settings["faults"]["late rank"]["device"] == device
+
+
 def test_a_fault_that_does_not_exist_is_named():
     with pytest.raises(LfError, match="--fault 'slow': there are slow loader, reads by the host"):
         selected(["slow"])

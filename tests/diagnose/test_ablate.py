@@ -171,6 +171,27 @@ def test_a_planted_fault_is_ranked_first_and_its_worth_is_told(fault, loader, ca
     assert ablation.state["before"] == ablation.state["after"]
 
 
+class LoopOptimizer(torch.optim.AdamW):
+    """AdamW whose loop over parameters takes 20 ms for each, and whose fused form what it takes."""
+
+    def step(self, closure=None):
+        if not self.defaults["fused"]:
+            time.sleep(0.02 * sum(len(group["params"]) for group in self.param_groups))
+        return super().step(closure)
+
+
+@pytest.mark.alone
+def test_a_for_loop_optimizer_is_ranked_first_and_its_worth_is_told(job, monkeypatch, tmp_path):
+    """80 ms of looping beside 40 of computing, both slept, so that a neighbour can't decide; told by one trial."""
+    monkeypatch.setattr(torch.optim, "AdamW", LoopOptimizer)
+    broken = job("data.loader=synthetic", "optimizer.fused=false", "optimizer.foreach=false", **options(compute_ms=40))
+    found = tiers.of_ablation(measure(broken, ALONE, replace(SHORT, trace=tmp_path)), tmp_path)
+    told = found.of("optimizer")
+    won = compare(broken, broken.with_("optimizer.fused=true"), ALONE, SHORT).effect.ratio
+    assert found.listed[0].cause == "optimizer", found.table()
+    assert won > 2 and told.realistic / won == pytest.approx(1, abs=0.25), (told, won)
+
+
 def test_two_ranks_are_ablated_and_the_late_one_is_found(job, monkeypatch, tmp_path):
     """Through torchrun: without exchange each rank runs at its own pace."""
     monkeypatch.setenv("LFHELPERS_RUNS", str(tmp_path))

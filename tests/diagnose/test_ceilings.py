@@ -122,6 +122,8 @@ def test_predictions_are_kept_and_scored_with_their_sign(tmp_path):
     assert predictions.scores(path) == [good, promised, surprise]
     assert predictions.calibration(path).startswith("3 predictions scored: median error -7%")
     assert "2 inside their range, the worst +25% for data" in predictions.calibration(path)
+    told = predictions.calibrated([predictions.scored("loops", 1.2, 1.2, 1.0)])
+    assert told.startswith("1 prediction scored: median error +20%"), "scores that nobody keeps are told alike"
 
 
 def test_what_was_never_promised_can_not_be_scored(tmp_path):

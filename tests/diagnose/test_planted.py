@@ -4,6 +4,8 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers import runs
 from lfhelpers.data.shards import write
@@ -60,6 +62,37 @@ def test_the_guard_finds_what_it_is_there_for():
         model.head.action_decoder.first.weight.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="is not finite"):
         workload.loss(model, batch(workload, 2), workload.draws(2, torch.Generator()))
+
+
+def test_a_slow_exchange_holds_each_message_back_and_changes_no_gradient(monkeypatch):
+    """Every byte of the trained parameters at 4 GB/s; nothing where the model isn't under DDP."""
+    slept = []
+    monkeypatch.setattr(planted.time, "sleep", slept.append)
+    workload = planted.SlowExchange(job("workload.options.link_gb_s=4.0"))
+    model = built(workload)
+    given, draws = batch(workload, 2), workload.draws(2, torch.Generator().manual_seed(0))
+    expected = gradients(workload, model, given, draws)
+    assert slept == []
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        for _ in range(2):
+            found = gradients(workload, wrapped, given, draws)
+    finally:
+        del wrapped
+        dist.destroy_process_group()
+    trained = sum(value.nbytes for value in model.parameters() if value.requires_grad)
+    assert sum(slept) == pytest.approx(2 * trained / 4e9)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def gradients(workload, model, given, draws):
+    """By name, of one forward and backward."""
+    model.zero_grad(set_to_none=True)
+    total, weight = workload.loss(model, dict(given), dict(draws))
+    (total / weight).backward()
+    return {name.removeprefix("module."): value.grad.clone() for name, value in model.named_parameters()
+            if value.grad is not None}
 
 
 @pytest.mark.parametrize(("name", "loader", "cause"), [

@@ -46,7 +46,7 @@ class TraceComparison:
             return f"{sentence}; no verdict on what bound them, the evidence is too thin."
         if before == after:
             return f"{sentence}; still {_bound(after)}{self._moved(before)}."
-        first = "no longer" if before != "compute" else "it was"
+        first = "no longer" if before not in ("compute", "unknown") else "it was"
         return f"{sentence}; {first} {_bound(before)}, now {_bound(after)}{self._moved(before)}."
 
     def rows(self) -> list[dict[str, Any]]:
@@ -78,7 +78,9 @@ class TraceComparison:
 
 
 def _bound(name: str) -> str:
-    return "compute-bound" if name == "compute" else f"{REMEDIES[name][1].lower()}-bound"
+    if name in ("compute", "unknown"):
+        return "compute-bound" if name == "compute" else "waiting for a cause that its trace doesn't hold"
+    return f"{REMEDIES[name][1].lower()}-bound"
 
 
 def _side_by_side(title: str, a: Mapping[str, float], b: Mapping[str, float], whole: bool) -> list[dict[str, Any]]:

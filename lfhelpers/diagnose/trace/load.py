@@ -11,6 +11,8 @@ from lfhelpers.diagnose.trace.report import Diagnosis
 from lfhelpers.errors import LfError
 from lfhelpers.measure import record
 
+PAIR = "trace_as_found.json.gz", "trace_full.json.gz"
+"""What `lfhelpers bench timeline --traces` writes, beside the records of a machine."""
 SUFFIX = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 
 
@@ -45,7 +47,7 @@ def traces_of(folder: Path) -> Path | None:
 def recorded_pair(where: str) -> tuple[Path, Path] | None:
     """The recorded traces of the step as found and in full, of the machine `where`; None where there are none."""
     folder = record.reference_path("diagnosis", where).parent
-    pair = folder / "trace_as_found.json.gz", folder / "trace_full.json.gz"
+    pair = folder / PAIR[0], folder / PAIR[1]
     return pair if all(path.exists() for path in pair) else None
 
 

@@ -133,14 +133,14 @@ def _edges(launch: NDArray[np.int64], begun: NDArray[np.int64], ended: NDArray[n
     latest = np.maximum(launch, previous)
     by_launch, short = launch >= previous, begun - latest < DEVICE_GAP
     candidates = np.searchsorted(sorted_ends, begun + 1, side="right") - 1
-    for place in range(count):
-        at = int(candidates[place])
-        while at >= 0 and (order[at] >= place or stream[order[at]] == stream[place]):
-            at = at - 1 if candidates[place] - at < NEAR else -1
-        if at >= 0 and not short[place] and ended[order[at]] > latest[place]:
-            other[place], other_gap[place] = order[at] - place, begun[place] - ended[order[at]]
-        elif by_launch[place]:
-            launch_gap[place] = lag[place]
-        else:
-            stream_gap[place] = max(0, begun[place] - previous[place])
+    whose, lanes = order.tolist(), stream.tolist()
+    for place in np.flatnonzero(~short).tolist():
+        at = first = int(candidates[place])
+        while at >= 0 and (whose[at] >= place or lanes[whose[at]] == lanes[place]):
+            at = at - 1 if first - at < NEAR else -1
+        if at >= 0 and ended[whose[at]] > latest[place]:
+            other[place], other_gap[place] = whose[at] - place, begun[place] - ended[whose[at]]
+    alone = other == FAR
+    launch_gap = np.where(alone & by_launch, lag, launch_gap)
+    stream_gap = np.where(alone & ~by_launch, np.maximum(0, begun - previous), stream_gap)
     return {"launch_gap": launch_gap, "stream_gap": stream_gap, "other": other, "other_gap": other_gap}

@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfhelpers.diagnose.trace import shapes
-from lfhelpers.diagnose.trace.stream import Document, portions
+from lfhelpers.diagnose.trace.document import Document
+from lfhelpers.diagnose.trace.stream import portions
+from lfhelpers.diagnose.trace.values import LARGEST, integer, mapping, nanoseconds
 from lfhelpers.errors import LfError
 
 KERNEL, COPY, MEMSET, LAUNCH, OPERATOR, ANNOTATION, GPU_ANNOTATION, OVERHEAD = range(8)
@@ -31,8 +33,8 @@ KINDS = {
 }
 """Category to kind. A gpu_user_annotation spans kernels and the gaps between them, so it is never work of the GPU."""
 GPU_WORK = (KERNEL, COPY, MEMSET)
-LARGEST = 2**62
-"""Nanoseconds beyond which a time is taken for damage: 146 years since 1970."""
+WIDTH = 8
+"""Numbers kept of an event."""
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 
 
@@ -92,7 +94,7 @@ class Trace:
     @property
     def world(self) -> int | None:
         """Ranks of the job, or None where the trace doesn't say."""
-        size = _mapping(self.head.get("distributedInfo")).get("world_size")
+        size = mapping(self.head.get("distributedInfo")).get("world_size")
         return size if isinstance(size, int) and size > 0 else None
 
     @property
@@ -100,7 +102,7 @@ class Trace:
         """The first GPU's name, or None."""
         properties = self.head.get("deviceProperties")
         first = properties[0] if isinstance(properties, list) and properties else None
-        name = _mapping(first).get("name")
+        name = mapping(first).get("name")
         return str(name) if name else None
 
 
@@ -111,7 +113,8 @@ class _Columns:
     names: dict[str, int] = field(default_factory=dict)
     lanes: dict[tuple[bool, Any, Any], int] = field(default_factory=dict)
     threads: dict[tuple[str, str], str] = field(default_factory=dict)
-    columns: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("q") for _ in range(8)))
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    """WIDTH numbers a row, one array for all: growing eight of them takes twice as long as all else of an event."""
     collectives: dict[int, Collective] = field(default_factory=dict)
     work: shapes.Gathered = field(default_factory=shapes.Gathered)
     events: int = 0
@@ -143,23 +146,21 @@ class _Columns:
                 self.stacks = self.stacks or category == "python_function"
                 return
         args = event.get("args") or {}
-        start, length = _nanoseconds(event["ts"]), _nanoseconds(event.get("dur", 0))
+        start, length = nanoseconds(event["ts"]), nanoseconds(event.get("dur", 0))
         if not -LARGEST < start < LARGEST or not 0 <= length < LARGEST:
             raise ValueError("a time that can't be")
         on_gpu = kind in GPU_WORK or kind == GPU_ANNOTATION
         lane = (True, args.get("device", event["pid"]), args.get("stream", event["tid"])) if on_gpu else \
             (False, event["pid"], event["tid"])
-        external = _integer(args.get("External id", args.get("external id", 0)))
-        row = len(self.columns[0])
+        external = integer(args.get("External id", args.get("external id", 0)))
+        row = len(self.rows) // WIDTH
         if kind == KERNEL and "Collective name" in args:
             self.collectives[row] = _collective(args)
         elif kind == OPERATOR and external and "Input Dims" in args:
             self.work.add(event["name"], external, args["Input Dims"], args.get("Input type"))
-        values = (kind, start, start + length, self.names.setdefault(str(event["name"]), len(self.names)),
-                  self.lanes.setdefault(lane, len(self.lanes)), _integer(args.get("correlation", 0)), external,
-                  _integer(args.get("bytes", 0)) if kind in (COPY, MEMSET) else 0)
-        for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
+        self.rows.extend((kind, start, start + length, self.names.setdefault(str(event["name"]), len(self.names)),
+                          self.lanes.setdefault(lane, len(self.lanes)), integer(args.get("correlation", 0)), external,
+                          integer(args.get("bytes", 0)) if kind in (COPY, MEMSET) else 0))
 
 
 def read(path: Path) -> Trace:
@@ -170,7 +171,7 @@ def read(path: Path) -> Trace:
     document, gathered = Document(path), _Columns()
     for events in portions(document):
         gathered.take(events)
-    if not gathered.columns[0]:
+    if not gathered.rows:
         raise LfError(f"{path} holds no operator, launch or kernel among its {gathered.events:,} events"
                       f"{''.join(f'; {text}' for text in document.damage)}; record it with torch.profiler's "
                       "activities CPU and CUDA.")
@@ -178,9 +179,9 @@ def read(path: Path) -> Trace:
 
 
 def _trace(document: Document, gathered: _Columns) -> Trace:
-    arrays = [np.frombuffer(column, np.int64) for column in gathered.columns]
-    order = np.argsort(arrays[1], kind="stable")
-    kind, start, end, name, lane, correlation, external, size = (column[order] for column in arrays)
+    rows = np.frombuffer(gathered.rows, np.int64).reshape(-1, WIDTH)
+    order = np.argsort(rows[:, 1], kind="stable")
+    kind, start, end, name, lane, correlation, external, size = (column[order] for column in rows.T)
     zero = int(start[0])
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -200,7 +201,7 @@ def _lane(gathered: _Columns, gpu: bool, place: Any, line: Any) -> Lane:
 
 def _rank(document: Document) -> tuple[int | None, list[str]]:
     """The rank by what the trace says, or else by its file's name, with a note on where it comes from."""
-    said = _mapping(document.head.get("distributedInfo")).get("rank")
+    said = mapping(document.head.get("distributedInfo")).get("rank")
     if isinstance(said, int) and not isinstance(said, bool):
         return said, []
     found = RANK_IN_NAME.search(document.path.name)
@@ -229,30 +230,7 @@ def _notes(document: Document, gathered: _Columns) -> list[str]:
     return notes
 
 
-def _nanoseconds(value: Any) -> int:
-    """Microseconds, as number or text, in whole nanoseconds."""
-    if value.__class__ is int:
-        return int(value * 1000)
-    if value.__class__ is str:
-        whole, _, fraction = value.partition(".")
-        return int(whole) * 1000 + (int(fraction[:3].ljust(3, "0")) if fraction else 0)
-    return round(value * 1000)
-
-
-def _integer(value: Any) -> int:
-    """An identifier; 0 where it is none, or can't be one."""
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return 0
-    return number if 0 < number < LARGEST else 0
-
-
 def _collective(args: Mapping[str, Any]) -> Collective:
     return Collective(str(args["Collective name"]), str(args.get("Process Group Name", "")),
-                      _integer(args.get("Seq", args.get("seq", -1))),
-                      _integer(args.get("In msg nelems", 0)), str(args.get("dtype", "")))
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+                      integer(args.get("Seq", args.get("seq", -1))),
+                      integer(args.get("In msg nelems", 0)), str(args.get("dtype", "")))

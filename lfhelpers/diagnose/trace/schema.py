@@ -144,8 +144,9 @@ def _pattern() -> Schema:
 
 
 def _bound() -> Schema:
-    return {"enum": [*REMEDIES, "compute", None],
-            "description": "What the step is bound by; null where the evidence is too thin."}
+    return {"enum": [*REMEDIES, "compute", "unknown", None],
+            "description": "What the step is bound by; unknown where most of what the GPU waits has a cause that the "
+                           "trace doesn't hold, null where the evidence is too thin."}
 
 
 def _notes() -> Schema:

@@ -16,6 +16,8 @@ from lfhelpers.diagnose.trace.read import KERNEL, OPERATOR
 LEAST_STEPS, LEAST_KERNELS = 3, 200
 BOUND_SHARE = 10.0
 """Percent of the step from which on a part gives the verdict its name; below, the step is bound by computation."""
+RECORD = ("record whole steps again with torch.profiler's activities CPU and CUDA, so that each kernel's launch is in "
+          "the trace")
 MENTION = 3.0
 HOST = ("forward host", "backward host", "optimizer host", "launch latency")
 WORDS = {"data": "for data", "synchronisation": "for synchronisations", "forward host": "for forward launches",
@@ -46,7 +48,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`bound`: the name of what binds, "compute", or None where the evidence is too thin; `head`: what it is, alone."""
+    """`head`: what binds, alone.
+
+    `bound`: its name, "compute", "unknown" where most of what the GPU waits has a cause that the trace doesn't hold, or
+    None where the evidence is too thin.
+    """
 
     bound: str | None
     head: str
@@ -84,6 +90,9 @@ def judge(found: Partition | processor.HostPartition) -> Verdict:
         return Verdict(None, f"No verdict: {too_thin}", "", causes)
     first = causes[0]
     bound = first.name if first.share >= BOUND_SHARE else "compute"
+    unknown = found.percent("unknown") if isinstance(found, Partition) else 0.0
+    if unknown >= BOUND_SHARE and (unknown > first.share or bound == "compute"):
+        bound = "unknown"
     sentence = _gpu_sentence(found, bound) if isinstance(found, Partition) else _host_sentence(found, bound)
     gains = [f"{cause.remedy} {'could give' if index else 'could give up to'} {cause.at_most:.2f}x"
              for index, cause in enumerate(cause for cause in causes if cause.share >= MENTION)]
@@ -112,6 +121,9 @@ def _gpu_sentence(found: Partition, bound: str) -> str:
     if bound == "compute":
         return (f"Compute-bound: the GPU computes {found.percent('compute'):.0f} % of each step of {ms:.1f} ms and "
                 f"waits {whole:.0f} %")
+    if bound == "unknown":
+        return (f"Cause unknown: the GPU waits {whole:.0f} % of each step of {ms:.1f} ms, and {idle['unknown']:.0f} % "
+                f"before work whose launch isn't in the trace; {RECORD}")
     head = REMEDIES[bound][1]
     if bound in ("communication", "copies"):
         part = f"exposed {bound}"

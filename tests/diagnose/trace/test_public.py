@@ -1,6 +1,7 @@
 """Traces of other people's jobs, measured once by an independent script: the reports must agree with it.
 
-The files are not part of the project. $LFHELPERS_TRACES names their folder; without it these tests are skipped.
+The files are not part of the project. They lie in ../shared/traces beside the checkout, or where $LFHELPERS_TRACES
+says; without either folder these tests are skipped.
 """
 
 import os
@@ -10,12 +11,13 @@ import pytest
 
 from lfhelpers.diagnose.trace import compare_traces, diagnose_trace
 
-FOLDER = Path(os.environ.get("LFHELPERS_TRACES", ""))
+BESIDE = Path(__file__).parents[4] / "shared" / "traces"
+FOLDER = Path(os.environ.get("LFHELPERS_TRACES") or BESIDE)
 NAMES = ("compiled_triton", "cpu_only_gloo", "ddp_a100_rank0of2", "no_profiler_step", "rank_missing",
          "resnet50_workers0", "resnet50_workers4", "rocm_mi250")
 
-pytestmark = pytest.mark.skipif("LFHELPERS_TRACES" not in os.environ,
-                                reason="LFHELPERS_TRACES names no folder of public traces")
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"there are no public traces in {FOLDER}, and "
+                                                            "LFHELPERS_TRACES names no other folder")
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,28 @@ def test_a_full_gpu_is_bound_by_computation(tmp_path):
     assert report.verdict.sentence == "Compute-bound: the GPU computes 100 % of each step of 40.0 ms and waits 0 %."
 
 
+def test_waiting_for_what_the_trace_does_not_hold_is_called_unknown_and_not_computing(tmp_path):
+    """Correlations that are no numbers tie no kernel to its launch: nothing can be blamed, and the GPU is not full."""
+    writer = Timeline().steps([("forward_host", 100.0)] * 70)
+    for event in writer.events:
+        if "correlation" in event["args"]:
+            event["args"]["correlation"] = f"launch {event['args']['correlation']}"
+    report = diagnosed(writer, tmp_path)
+    assert report.verdict.bound == "unknown" and report.percent["unknown"] == pytest.approx(66.5, abs=0.3)
+    assert report.verdict.sentence.startswith(
+        "Cause unknown: the GPU waits 66 % of each step of 10.6 ms, and 66 % before work whose launch isn't in the "
+        "trace; record whole steps again with torch.profiler's activities CPU and CUDA")
+    again = compare_traces(tmp_path / "t.json", Timeline().steps([("data", 400.0)] * 70).write(tmp_path / "b.json"))
+    assert "it was waiting for a cause that its trace doesn't hold, now data-bound" in again.verdict
+
+
+@pytest.mark.parametrize(("known", "unknown", "bound"), [
+    (60.0, 20.0, "data"), (20.0, 60.0, "unknown"), (1.0, 1.0, "compute")])
+def test_the_larger_of_a_known_and_an_unknown_cause_names_the_verdict(tmp_path, known, unknown, bound):
+    report = diagnosed(Timeline().steps([("data", known), ("unknown", unknown)] * 40), tmp_path)
+    assert report.verdict.bound == bound, report.verdict.sentence
+
+
 @pytest.mark.parametrize(("segment", "bound", "start"), [
     ("exposed_communication", "communication", "Communication-bound: "), ("exposed_copies", "copies", "Copy-bound: "),
     ("dependency", "dependency", "Dependency-bound: "), ("backward_host", "host", "Host-bound: ")])
