@@ -201,13 +201,15 @@ def _slow_rank(report: StepReport) -> Finding | None:
 
 
 def _steady(report: StepReport) -> Finding:
-    share = report.percent["forward"] + report.percent["backward"]
+    captured = report.percent["captured"]
+    share = captured or report.percent["forward"] + report.percent["backward"]
+    what = "the recorded graph takes" if captured else "forward and backward take"
     if report.job.compile.scope == "none":
         remedy = "compile.scope='blocks', which saves memory traffic"
     else:
         remedy = "a larger batch.micro, as far as memory allows"
-    return Finding("steady", share, f"forward and backward take {share:.1f} % of the step and no stall reaches its "
-                   "threshold: the run is bound by computation", remedy)
+    return Finding("steady", share, f"{what} {share:.1f} % of the step and no stall reaches its threshold: the run "
+                   "is bound by computation", remedy)
 
 
 CHECKS: tuple[Callable[[StepReport], Finding | None], ...] = (

@@ -84,6 +84,11 @@ def calibration(path: Path | None = None) -> str:
     found = scores(path)
     if not found:
         return "no prediction has been scored yet: pull a lever, measure it, and call score(lever, effect)"
+    return calibrated(found)
+
+
+def calibrated(found: Sequence[Score]) -> str:
+    """The same of the scores given, of which there is one at least."""
     errors = [one.error for one in found]
     inside = sum(not one.outside for one in found)
     worst = max(found, key=lambda one: abs(one.error))

@@ -57,6 +57,7 @@ WORDS: Mapping[str, str] = {
     "rank": "one process of a training job, with a GPU of its own",
     "micro-batch": "the samples of one forward and backward pass on one rank; several may make a step",
     "data wait": "the part of a step in which it stands still because its batch isn't there",
+    "captured": "the part of a step that is replayed as one recorded CUDA graph: forward, backward, perhaps the update",
     "exposed": "said of communication that no computation hides, so that it costs time",
     "MFU": "the share of the hardware's published peak that the model's own arithmetic reaches",
     "record": "a result that was measured once and is kept, with hardware, versions and commit",

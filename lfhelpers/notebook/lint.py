@@ -89,8 +89,7 @@ def stripped(notebook: NotebookNode) -> Iterator[Finding]:
 
 def kernel(notebook: NotebookNode) -> Iterator[Finding]:
     """The kernel is python3, which every Jupyter maps to its own interpreter."""
-    name = notebook.metadata.get("kernelspec", {}).get("name")
-    if name != "python3":
+    if (name := notebook.metadata.get("kernelspec", {}).get("name")) != "python3":
         yield Finding(None, f"the kernel must be python3, not {name}")
 
 
@@ -140,8 +139,7 @@ def size(notebook: NotebookNode) -> Iterator[Finding]:
     if code > text:
         yield Finding(None, f"{code} code cells and only {text} of text", warning=True)
     for number, cell in _cells(notebook):
-        if cell.cell_type == "code" and len(cell.source.splitlines()) > LINES:
-            lines = len(cell.source.splitlines())
+        if cell.cell_type == "code" and (lines := len(cell.source.splitlines())) > LINES:
             yield Finding(number, f"{lines} lines of code; move some into the module ({LINES} at most)")
 
 

@@ -77,6 +77,12 @@ def test_a_clean_run_is_steady(step):
     assert "larger batch.micro" in diagnose(finished("compile.scope=blocks", **step)).findings[0].remedy
 
 
+def test_a_steady_step_that_is_a_recorded_graph_is_told_by_the_graph():
+    [finding] = diagnose(finished(device="cuda", host=5, data_wait=1, captured=99)).findings
+    assert (finding.name, finding.share_percent) == ("steady", 99.0)
+    assert finding.evidence.startswith("the recorded graph takes 99.0 % of the step")
+
+
 @pytest.mark.parametrize("step", [
     changed(CLEAN_CPU[0], data_wait=195, cpu_percent=31.0), changed(CLEAN_CPU[1], data_wait=200),
     changed(CLEAN_GPU, data_wait=190), changed(CLEAN_GPU, data_wait=400, host=310),

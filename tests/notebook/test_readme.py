@@ -28,6 +28,12 @@ def test_the_table_holds_the_ratio_of_the_recorded_speeds():
     assert f"| {rates['competent'] / rates['as_found']:.2f} | 1.00 |" in row
 
 
+def test_the_picture_says_what_is_captured_in_its_words_and_in_its_legend():
+    drawn = readme.chart()
+    assert f"on {readme.CAPTURED}." in drawn.alt
+    assert readme.CAPTURED in [label.get_text() for label in drawn.figure.legends[0].get_texts()]
+
+
 def test_records_are_told_as_far_as_they_go(monkeypatch):
     step = Record("step", {}, [], {"cold_compile_s": 27.7, "warm_compile_s": 5.8, "full_mb16_ms": 59.5}, 0.0,
                   date="2026-12-01T10:00")

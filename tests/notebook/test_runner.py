@@ -10,6 +10,7 @@ import time
 import nbformat
 import pytest
 
+from lfhelpers.data.locks import Locked
 from lfhelpers.errors import LfError
 from lfhelpers.notebook import html, runner
 from tests.notebook.lessons import code, lesson, save
@@ -104,6 +105,16 @@ def test_a_failing_cell_stops_the_playbook_and_leaves_the_copy_with_its_error(fo
 
     assert runner.play(None, folder=folder, out=out, profile="smoke", keep_going=True) == 1
     assert [status(out, name)["state"] for name in ("00_bad", "01_next")] == ["failed", "done"]
+
+
+def test_a_folder_that_another_call_plays_into_has_an_exit_code_of_its_own(folder, out, command):
+    path = save(folder, "00_good", lesson(*GOOD))
+    out.mkdir()
+    with Locked(out / runner.LOCK, os.O_RDWR | os.O_CREAT) as lock:
+        assert lock.exclusive()
+        code, _, said = command("playbook", path, "--profile", "smoke", "--out", out)
+    assert code == 75 and "plays into" in said and "give another folder with --out" in said
+    assert not (out / "playbook.json").exists(), "the other call's pages are left alone"
 
 
 def test_a_limit_that_leaves_no_time_and_a_name_given_twice_are_refused(folder, out):

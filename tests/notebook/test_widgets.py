@@ -100,3 +100,27 @@ def test_a_slider_may_draw_while_a_cell_draws():
     for thread in threads:
         thread.join()
     assert set(found) == {alone} and len(found) == 6
+
+
+def test_two_controls_changed_at_once_are_drawn_one_after_the_other():
+    """JupyterLab may answer each in a thread of its own: the slower drawing must not overwrite the later values."""
+    begun, finish, drawn = threading.Event(), threading.Event(), []
+
+    def draw(share=50, kind="a"):
+        drawn.append((share, kind))
+        if kind == "a":
+            begun.set()
+            finish.wait(30)
+        return f"{kind}: {share}"
+    made = Explorer(draw, {"share": (0, 95, 5), "kind": ["a", "b"]}, {})
+    first, second = (threading.Thread(target=setattr, args=(made.controls[name], "value", value), daemon=True)
+                     for name, value in (("share", 60), ("kind", "b")))
+    first.start()
+    assert begun.wait(30)
+    second.start()
+    second.join(0.5)
+    assert second.is_alive() and drawn == [(60, "a")], "the second waits while the first is drawn"
+    finish.set()
+    for thread in (first, second):
+        thread.join(30)
+    assert drawn == [(60, "a"), (60, "b")] and "<p>b: 60</p>" in made.result.value
