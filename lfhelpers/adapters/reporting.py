@@ -8,6 +8,7 @@ from torch import nn
 
 from lfhelpers.diagnose.watch_report import WatchReport
 from lfhelpers.diagnose.watched import Watch, device_of
+from lfhelpers.errors import LfError
 
 
 class Reporting:
@@ -19,14 +20,15 @@ class Reporting:
         self._began = 0.0
 
     def report(self) -> WatchReport:
-        """The report so far."""
-        assert self._watch is not None, "the trainer has not begun yet"
-        return self._watch.report()
+        """The report so far. Raises LfError before training has begun."""
+        return self.watch.report()
 
     @property
     def watch(self) -> Watch:
-        """The watch of this training."""
-        assert self._watch is not None, "training begins with `follow`"
+        """The watch of this training. Raises LfError before it has begun."""
+        if self._watch is None:
+            raise LfError(f"{type(self).__name__} has seen no training yet; pass it to the Trainer as "
+                          "callbacks=[callback], train, and ask for its report then.")
         return self._watch
 
     def follow(self, model: nn.Module) -> None:

@@ -4,6 +4,11 @@ Decoding is exact (no scaled decode), orientation is applied, and resizing is an
 these train on different data, and a speed-up that changes the data is not one. The scaled decode of libjpeg would save
 a third of the time and moves pixels by about two levels of 255. `dali` holds the same rule as DALI graph functions, and
 a test compares the two over a table of odd images.
+
+Orientation can't be switched off. A photo's EXIF tag is part of what it shows, and a switch would have to reach Pillow,
+libjpeg-turbo, DALI, the importers and the linter alike, or engines would train on differently turned data. Where pixels
+must stay as they are stored, as for cameras that are calibrated so, take the tag out of the files before they are
+packed, which leaves the pixels alone: `jpegtran -copy none`. `lfhelpers data lint` names the files that have one.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lfhelpers.diagnose.watch_report import WatchReport
+from lfhelpers.errors import LfError
 from lfhelpers.measure import chrome_trace
 from lfhelpers.measure.clock import PHASES, StepClock
 
@@ -96,10 +97,19 @@ class Watch:
 
 
 class Watched:
-    """A loader whose loop is watched; iterate it in place of the loader. `report()` is for the last loop over it."""
+    """A loader whose loop is watched; iterate it in place of the loader. `report()` is for the last loop over it.
+
+    Raises LfError where one of the three is something else, as in another order.
+    """
 
     def __init__(self, loader: Iterable[Any], model: nn.Module, optimizer: torch.optim.Optimizer, *, skip: int = 5,
                  trace: Path | None = None, show: bool = True) -> None:
+        for part, role, kind, lacking in ((loader, "loader", Iterable, "can't be iterated"),
+                                          (model, "model", nn.Module, "is no torch.nn.Module"),
+                                          (optimizer, "optimizer", torch.optim.Optimizer, "is no torch optimizer")):
+            if not isinstance(part, kind):
+                raise LfError(f"lf.watch: the {role} is of type {type(part).__name__}, which {lacking}; call "
+                              "lf.watch(loader, model, optimizer), in this order.")
         self._loader, self._model, self._optimizer = loader, model, optimizer
         self._skip, self._trace, self._show = skip, trace, show
         self._watch: Watch | None = None

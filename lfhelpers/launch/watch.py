@@ -91,10 +91,9 @@ class Progress:
         look, status = self.look(), self.run.status
         if status["state"] == "running":
             return self._running(look) if look else f"starting, {int(time.monotonic() - self._began)} s"
+        if status["state"] == "done":  # what is no training, as an ablation, writes no steps
+            return f"done: {look.step}/{self.total} steps, loss {look.loss:.4f}" if look else "done"
         step = look.step if look else 0
-        if status["state"] == "done":
-            loss = f", loss {look.loss:.4f}" if look else ""
-            return f"done: {step}/{self.total} steps{loss}"
         return f"{status['state']} at step {step}/{self.total}: {status['reason']}"
 
     def look(self) -> Look | None:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lfhelpers import adapters
 from lfhelpers.adapters.reporting import Reporting
+from lfhelpers.errors import LfError
 
 SLOW = 0.01  # seconds that a planted loader waits for a sample
 
@@ -103,6 +104,15 @@ for made in (lfhelpers.adapters.hugging_face, lfhelpers.adapters.lightning):
     assert loaded == "False"
     for sentence, lacks in zip(sentences, ("transformers", "lightning"), strict=True):
         assert sentence.startswith(f"this callback needs {lacks}") and "pip install 'lfhelpers[adapters]'" in sentence
+
+
+@pytest.mark.parametrize(("package", "made", "name"), [
+    ("transformers", adapters.hugging_face, "HuggingFaceReport"),
+    ("lightning.pytorch", adapters.lightning, "LightningReport")])
+def test_a_report_before_training_is_a_sentence(package, made, name):
+    pytest.importorskip(package)
+    with pytest.raises(LfError, match=f"^{name} has seen no training yet; pass it to the Trainer as callbacks="):
+        made().report()
 
 
 def test_what_comes_between_steps_belongs_to_none(monkeypatch):

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import lfhelpers as lf
 from lfhelpers.diagnose.watched import Watch, samples_of
+from lfhelpers.errors import LfError
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 LETTERS = sorted(set(TEXT))
@@ -104,6 +105,17 @@ def test_what_the_loop_raises_comes_through_as_it_is():
         def broken(_):
             raise RuntimeError("worker 0")
         list(lf.watch(map(broken, range(3)), model, optimizer, show=False))
+
+
+def test_what_is_given_in_another_order_is_named_before_the_loop_begins():
+    (model, optimizer), loader = parts(), DataLoader(Text(), 4)
+    order = r"; call lf\.watch\(loader, model, optimizer\), in this order\.$"
+    for given, sentence in (((model, loader, optimizer), "loader is of type Gpt, which can't be iterated"),
+                            ((nn.Sequential(model), loader, optimizer), "model is of type DataLoader, which is no "),
+                            ((loader, optimizer, model), "model is of type AdamW, which is no torch.nn.Module"),
+                            ((loader, model), "optimizer is of type NoneType, which is no torch optimizer")):
+        with pytest.raises(LfError, match=f"^lf.watch: the {sentence}.*{order}"):
+            lf.watch(*given)
 
 
 def test_a_trace_gives_the_ceilings_and_its_steps_are_not_counted(tmp_path):

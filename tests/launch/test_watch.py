@@ -90,6 +90,11 @@ def test_the_line_after_the_end_says_how_it_ended(run):
     assert status_line(run) == "done: 2/7200 steps, loss 2.0000"
 
 
+def test_a_job_that_writes_no_steps_is_done_without_any(run):
+    run.set_status("done")
+    assert status_line(run) == "done"
+
+
 def test_watching_from_elsewhere_follows_the_run_to_its_end(run, capsys):
     run.append_steps([row(1)])
     threading.Timer(0.2, run.set_status, ["done"]).start()
