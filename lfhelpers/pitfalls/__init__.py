@@ -15,11 +15,13 @@ from lfhelpers.errors import LfError, nearest
 GROUPS = {
     "memory": ("loss_list", "kept_traceback", "reference_cycle", "recompiles"),
     "randomness": ("numpy_fork", "worker_seed", "hash_seed", "resume_repeats", "worker_order"),
-    "several hosts": ("late_rank", "uneven_shards"),
+    "several hosts": ("late_rank", "busy_host", "uneven_shards"),
     "not a number": ("clip_before_unscale", "unscale_twice", "scaler_collapse", "schedule_on_skips", "black_image",
-                     "masked_row", "bf16_weights", "clip_nan"),
-    "slow without a word": ("no_sync_backward", "first_bucket", "item_each_step"),
-    "wrong without a word": ("mean_of_means", "dropped_tail", "prefixed_keys", "augmented_evaluation"),
+                     "masked_row", "bf16_weights", "clip_nan", "backward_nan"),
+    "slow without a word": ("no_sync_backward", "first_bucket", "tiny_buckets", "find_unused", "item_each_step",
+                            "new_shapes", "profiler_on", "thread_crowd", "small_shm"),
+    "wrong without a word": ("mean_of_means", "dropped_tail", "prefixed_keys", "augmented_evaluation",
+                             "static_no_sync"),
 }
 NAMES = tuple(name for names in GROUPS.values() for name in names)
 

@@ -1,8 +1,10 @@
 """What the detectors of a run have found, read from its folder: for `lfhelpers check`, also while the run goes on.
 
-Nothing is measured here. The hooks of every run write what they see (memory growth, a late rank, numbers that are not
-finite, the order of samples), the probe counts what the host waits for, and the recipe says the rest. Each finding
-names its pitfall, whose module and section of notebook 07 explain it.
+Nothing is measured here. The hooks of every run write what they see (memory growth, recompilations, shapes, a late
+rank, numbers that are not finite, the order of samples) when they see it, the probe counts what the host waits for, and
+the recipe says the rest. So a run that goes on, was killed or ended out of memory is told of as well; where there is a
+summary, its figures of the whole run are taken. Each finding names its pitfall, whose module and section of notebook 07
+explain it.
 """
 
 from __future__ import annotations
@@ -10,17 +12,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lfhelpers.errors import LfError
 from lfhelpers.pitfalls import GROUPS
 from lfhelpers.pitfalls.order import Fingerprint, order_fingerprint
+from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run, load, timed
 
 OFTEN = 0.02
 """Share from which skipped steps of fp16, beyond its first halvings of the scale, a slowed GPU and lost segments are
 named."""
+TINY_MB = 1.0
+"""Buckets below torch's own first one are called tiny."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +53,26 @@ def check(run: str | os.PathLike[str] | Run) -> list[Found]:
 
 def _memory(run: Run) -> Iterator[Found]:
     growth = run.summary.get("memory_growth", {})
-    if growth.get("leaks"):
-        yield Found("loss_list", growth["text"])
+    texts = [item["text"] for item in _left(run, "memory-growth")]
+    yield from (Found("loss_list", text) for text in texts or ([growth["text"]] if growth.get("leaks") else []))
 
 
 def _recompiled(run: Run) -> Iterator[Found]:
-    again = run.summary.get("compile", {}).get("recompilations")
+    again: Any = run.summary.get("compile", {}).get("recompilations")
+    again = again or max(_left(run, "recompiled"), key=len, default=[])
     if isinstance(again, list) and again:
-        yield Found("recompiles", f"{len(again)} recompilations, the last one of {again[-1]['what']} because "
-                                  f"'{again[-1]['guard']}'")
+        yield Found("recompiles", f"{len(again)} recompilation{'s' if len(again) > 1 else ''}, the last one of "
+                                  f"{again[-1]['what']} because '{again[-1]['guard']}'")
+
+
+def _shapes(run: Run) -> Iterator[Found]:
+    for item in _left(run, "shapes")[:1]:  # ranks take their batches from one dataset, and would say the same
+        yield Found("new_shapes", item["text"])
+
+
+def _left(run: Run, what: str) -> list[Any]:
+    """What the detectors of all ranks have left under this name."""
+    return [run.read(path.name) for path in sorted(run.path.glob(f"{what}-rank-*.json"))]
 
 
 def _order(run: Run) -> Iterator[Found]:
@@ -79,20 +95,38 @@ def repeats(given: Fingerprint) -> Iterator[Found]:
 
 
 def _late(run: Run) -> Iterator[Found]:
+    from lfhelpers.train.straggler import late as late_of
+    from lfhelpers.train.straggler import left
+
     if late := run.summary.get("late_rank"):
         yield Found("late_rank", late["text"])
+    elif not run.summary:
+        told = left(run)
+        if slowest := late_of([seen for _, seen in told]):
+            yield Found("late_rank", str(replace(slowest, rank=told[slowest.rank][0])))
+
+
+def _threads(run: Run) -> Iterator[Found]:
+    from lfhelpers.train.straggler import crowded, left
+
+    if text := crowded([seen for _, seen in left(run)]):
+        yield Found("thread_crowd", text)
 
 
 def _slowed(run: Run) -> Iterator[Found]:
     """A GPU that something holds down, or a network that loses what is sent: also where all ranks are equally late."""
-    usage = run.summary.get("utilisation", {})
-    for why, share in usage.get("gpu_slowed", {}).items():
-        if share >= 100 * OFTEN:
-            yield Found("late_rank", f"{why} holds the GPU's clock down in {share:.0f} % of the run, at "
-                                     f"{usage['gpu_clock_mhz']:.0f} MHz in the median")
     several = len(list((run.path / "hosts").glob("*.json"))) > 1  # one alone sends other people's segments
-    if several and (usage.get("tcp_resent_percent") or 0.0) >= 100 * OFTEN:
-        yield Found("late_rank", f"{usage['tcp_resent_percent']:.1f} % of what this host sends is lost and sent again")
+    told = [run.summary["utilisation"]] if "utilisation" in run.summary else \
+        [item["utilisation"] for item in _left(run, "pace")]
+    said = {}
+    for usage in told:
+        for why, share in usage.get("gpu_slowed", {}).items():
+            if share >= 100 * OFTEN:
+                said[why] = f"{why} holds the GPU's clock down in {share:.0f} % of the run, at " \
+                            f"{usage['gpu_clock_mhz']:.0f} MHz in the median"
+        if several and (usage.get("tcp_resent_percent") or 0.0) >= 100 * OFTEN:
+            said["network"] = f"{usage['tcp_resent_percent']:.1f} % of what this host sends is lost and sent again"
+    yield from (Found("late_rank", text) for text in said.values())
 
 
 def _nonfinite(run: Run) -> Iterator[Found]:
@@ -117,5 +151,28 @@ def _reads(run: Run) -> Iterator[Found]:
         yield Found("item_each_step", f"the host waits for {reads} values in a step")
 
 
+def _profiled(run: Run) -> Iterator[Found]:
+    for item in _left(run, "profiler")[:1]:
+        yield Found("profiler_on", item["text"])
+
+
+def _asked(run: Run) -> Iterator[Found]:
+    yield from asked(run.recipe, len(list(run.path.glob("order-rank-*.jsonl"))))
+
+
+def asked(job: Recipe, ranks: int) -> Iterator[Found]:
+    """What the recipe itself asks for, and pays on so many ranks."""
+    if ranks > 1 and job.ddp.find_unused:
+        yield Found("find_unused", "ddp.find_unused=true walks the graph in every step, and sends once more; "
+                                   "ddp.freeze_unused=true looks once")
+    if ranks > 1 and job.ddp.bucket_mb is not None and job.ddp.bucket_mb < TINY_MB:
+        yield Found("tiny_buckets", f"ddp.bucket_mb={job.ddp.bucket_mb:g} pays the link's latency for each bucket; "
+                                    "leave it out, or let `lfhelpers tune` choose the sizes")
+    if job.log.profile:
+        yield Found("profiler_on", "log.profile=true records a trace on every rank, in steps that are not timed; it is "
+                                   "for one run that `lfhelpers diagnose` reads")
+
+
 LOOKS: tuple[Callable[[Run], Iterator[Found]], ...] = (
-    _memory, _recompiled, _order, _late, _slowed, _nonfinite, _skipped, _reads)
+    _memory, _recompiled, _shapes, _order, _late, _threads, _slowed, _nonfinite, _skipped,
+    _reads, _profiled, _asked)

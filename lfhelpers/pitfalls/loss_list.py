@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from pathlib import Path
 
 import torch
@@ -42,9 +43,9 @@ def _train(keep_graph: bool) -> tuple[float, str]:
     """(MiB held after the last step, what the sentinel says)."""
     model = nn.Linear(512, 1)
     losses = []
-    with Budget(model) as budget:
+    with Budget(model) as budget, tempfile.TemporaryDirectory() as folder:
         sentinel = Sentinel(ALONE, read=lambda: budget.live)
-        sentinel.run_start(recipe("competent", "log.skip=0"), Run(Path()), model)
+        sentinel.run_start(recipe("competent", "log.skip=0"), Run(Path(folder)), model)
         for step in range(STEPS):
             loss = model(torch.randn(512, 512)).square().sum()
             losses.append(loss if keep_graph else loss.detach())

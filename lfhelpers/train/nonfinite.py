@@ -2,12 +2,13 @@
 
 Each place is looked at only when all before it are clean, so what is named is the cause and not what it spoilt. This
 runs a step's passes once more, eagerly and with a read of the device after every module: it is for a step that is
-already known to be bad. Gradients come from torch.autograd.grad, which touches neither `.grad` nor DDP's hooks.
+already known to be bad. What a few of a batch's samples do alone is told by passing halves of the batch, and halves of
+those that are bad. Gradients come from torch.autograd.grad, which touches neither `.grad` nor DDP's hooks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ from lfhelpers.workloads.base import Batch, Workload
 CAUSES = ("batch", "weights", "forward", "loss", "gradient", "scale")
 NAMED = 8
 """Sample ids that a sentence lists."""
+PASSES = 24
+"""Passes of parts of a batch in search of its bad samples; where they don't suffice, there are too many to name."""
+APART = ("forward", "loss", "gradient")
+"""Causes that may lie in single samples."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,47 @@ def examine(workload: Workload, model: nn.Module, precision: Precision, batch: B
         return found
     devices = [next(model.parameters()).device]
     with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
-        return _in_passes(workload, model, precision, batch, draws, samples)
+        found = _in_passes(workload, model, precision, batch, draws, samples)
+        if found is None or found.cause not in APART:
+            return found
+
+        def bad(rows: slice) -> bool:
+            part, noise = (_part(tensors, rows, len(batch["ids"])) for tensors in (batch, draws))
+            return _in_passes(workload, model, precision, part, noise, samples) is not None
+        ids = bad_samples(batch, bad)
+    return Finding(found.cause, f"{found.text}, with {named(ids)}") if ids else found
+
+
+def bad_samples(batch: Batch, bad: Callable[[slice], bool]) -> list[int]:
+    """Ids of the samples that are bad by themselves; [] where all are, or more than PASSES can tell apart.
+
+    bad: whether a part of the batch's rows is. A workload that can't pass a part names none.
+    """
+    rows = len(batch.get("ids", ()))
+    left, found, passes = [slice(0, rows)] if rows > 1 else [], [], 0
+    while left:
+        whole = left.pop()
+        middle = (whole.start + whole.stop) // 2
+        for part in (slice(whole.start, middle), slice(middle, whole.stop)):
+            try:
+                if passes == PASSES:
+                    return []
+                passes += 1
+                if not bad(part):
+                    continue
+            except Exception:  # its loss needs whole batches; the run must not end by looking
+                return []
+            if part.stop - part.start == 1:
+                found.append(part.start)
+            else:
+                left.append(part)
+    return [int(batch["ids"][row]) for row in sorted(found)] if len(found) < rows else []
+
+
+def named(ids: Sequence[int]) -> str:
+    """'sample 7', 'samples 7, 9', or the first NAMED and how many more."""
+    shown = ", ".join(map(str, ids[:NAMED])) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
+    return f"sample{'s' if len(ids) > 1 else ''} {shown}"
 
 
 def in_batch(tensors: Mapping[str, Tensor], what: str) -> Finding | None:
@@ -55,8 +100,7 @@ def in_batch(tensors: Mapping[str, Tensor], what: str) -> Finding | None:
             continue
         rows = (~torch.isfinite(value.float().flatten(1) if value.dim() > 1 else value.view(-1, 1))).any(dim=1)
         ids = tensors["ids"][rows].tolist() if "ids" in tensors and len(tensors["ids"]) == len(rows) else []
-        shown = ", ".join(map(str, ids[:NAMED])) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
-        where = f" of sample{'s' if len(ids) > 1 else ''} {shown}" if ids else ""
+        where = f" of {named(ids)}" if ids else ""
         return Finding("batch", f"{what}['{name}']{where} is not finite")
     return None
 
@@ -82,6 +126,11 @@ def in_gradients(named: Iterable[tuple[str, Tensor | None]]) -> Finding | None:
 def finite(value: Tensor) -> bool:
     """Whether all is finite; integers are. Reads the device."""
     return not value.is_floating_point() or bool(torch.isfinite(value).all())
+
+
+def _part(tensors: Batch, rows: slice, of: int) -> Batch:
+    """These rows of all tensors that have `of` of them."""
+    return {name: value[rows] if value.dim() and len(value) == of else value for name, value in tensors.items()}
 
 
 def _in_passes(workload: Workload, model: nn.Module, precision: Precision, batch: Batch, draws: Batch,

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,7 +32,7 @@ from lfhelpers.train import checkpoint
 from lfhelpers.train.nonfinite import Finding, examine
 from lfhelpers.train.precision import Precision
 from lfhelpers.train.ranks import identify
-from lfhelpers.workloads.base import Batch, find
+from lfhelpers.workloads.base import Batch, Workload, find
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ def keep(run: Run, step: int, rank: int, batch: Batch, draws: Batch) -> None:
 
 
 def replay(which: str | os.PathLike[str] | Run, step: int, rank: int = 0) -> Replayed:
-    """Run the kept micro-batch of step `step` (from 1) alone. Raises LfError where none was kept."""
+    """Run the kept micro-batch of step `step` (from 1) alone.
+
+    Raises LfError where none was kept, where its file is cut, and where the workload is no longer that of the run.
+    """
     run = runs.load(which)
     path = _path(run, step, rank)
     if not path.exists():
@@ -76,17 +81,27 @@ def replay(which: str | os.PathLike[str] | Run, step: int, rank: int = 0) -> Rep
     with device:
         model = workload.model()
     weights = _load(run, step, model)
-    kept_pair = torch.load(path, map_location=device, weights_only=True)
+    batch, draws = _read(path, device)
     precision = Precision(job.precision, device)
-    arguments = workload, model.train(), precision, kept_pair["batch"], kept_pair["draws"]
-    found = examine(*arguments, job.batch.micro * job.batch.accumulate)
+    try:
+        found = examine(workload, model.train(), precision, batch, draws, job.batch.micro * job.batch.accumulate)
+        operator = _operator(workload, model, precision, batch, draws)
+    except Exception as error:  # whatever an edited workload makes of an old batch
+        raise LfError(f"the kept batch of step {step} no longer passes through the workload of run {run.id} "
+                      f"({_line(error)}); replay it with the code that the run had.") from error
+    return Replayed(found, *operator, weights)
+
+
+def _operator(workload: Workload, model: nn.Module, precision: Precision, batch: Batch,
+              draws: Batch) -> tuple[str, bool]:
+    """(the first operator, whether in backward)."""
     watched = First()
     with watched, precision.autocast():
-        loss, _ = workload.loss(model, kept_pair["batch"], kept_pair["draws"])
+        loss, _ = workload.loss(model, batch, draws)
     with watched:
         watched.backward = True
         loss.backward()
-    return Replayed(found, *watched.result(), weights)
+    return watched.result()
 
 
 class First(TorchDispatchMode):
@@ -127,8 +142,27 @@ def _load(run: Run, step: int, model: nn.Module) -> str:
     before = [folder for folder in checkpoint.find(run) if int(folder.name.removeprefix("step-")) < step]
     if not before:
         return "the weights of the run's beginning"
-    load_model(model, str(before[-1] / "model.safetensors"))
+    try:
+        load_model(model, str(before[-1] / "model.safetensors"))
+    except (RuntimeError, SafetensorError, OSError) as error:  # other names or shapes; or a file that is cut
+        raise LfError(f"the checkpoint {before[-1].name} of run {run.id} doesn't fit the workload's model of now "
+                      f"({_line(error)}); replay it with the code that the run had.") from error
     return f"the weights of {before[-1].name}"
+
+
+def _read(path: Path, device: torch.device) -> tuple[Batch, Batch]:
+    """The kept (batch, draws)."""
+    try:
+        pair = torch.load(path, map_location=device, weights_only=True)
+        return pair["batch"], pair["draws"]
+    except (RuntimeError, EOFError, OSError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        raise LfError(f"the kept batch {path.name} can't be read, it is cut or damaged ({_line(error)}); replay "
+                      "another step, or run the recipe again.") from error
+
+
+def _line(error: Exception) -> str:
+    """The first lines of an error as one."""
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 
 def _path(run: Run, step: int, rank: int) -> Path:

@@ -1,4 +1,4 @@
-"""Watches the memory of every run: says when it keeps growing, how fast, and who holds what grows.
+"""Watches the memory of every run: says when it keeps growing, how fast, who holds what grows, and what makes it grow.
 
 A leak of a megabyte a step is found after hours by the error that ends the run, far from its cause. Here each rank
 reads what it holds after a step: on a GPU what the allocator has handed out, on a CPU the process's own resident pages.
@@ -6,10 +6,16 @@ That costs some 20 microseconds and waits for nothing. Where the curve keeps ris
 counted twice, WATCHED steps apart, and the kind that became more is named with its holder (measure.census); on a GPU
 also the line of code whose blocks became more, from the allocator's own history of these steps. Only the first leak of
 a run is looked into. `empty_cache` cures none: it hands back what nobody holds.
+
+Three things that also take memory, and time, with every step are watched beside it: functions that are compiled again,
+batches whose shapes never come back, so that each plan and each graph is made for one batch alone, and a profiler that
+nobody has switched off. Whatever is found lies in the run's folder from that step on, a file for each rank: a run that
+is killed, or ends out of memory, has no summary, and is the one that is asked about.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -19,12 +25,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from lfhelpers.levers.compile_health import UNKNOWN, Health
 from lfhelpers.measure import census
 from lfhelpers.measure.growth import LEAST_SAMPLES, Growth, growth
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run
 from lfhelpers.train.hooks import Hook
 from lfhelpers.train.ranks import Ranks
+from lfhelpers.workloads.base import Batch
 
 KEPT = 240
 """Samples that are kept; when there are more, every second one goes and half as many are taken."""
@@ -32,11 +40,21 @@ WATCHED = 8
 LEAST = {"cuda": 2**20, "cpu": 2**25}
 """Bytes gained below which nothing is said: a CPU's pages are counted coarsely, and other threads' are among them."""
 HISTORY = 200_000
+FIRST_SHAPES, LAST_SHAPES, NEW_SHAPES = 64, 1024, 0.25
+"""Micro-batches after which shapes are judged first, and last, and the share of new ones that is named."""
 CURE = "keep numbers, not tensors (loss.detach(), .item()), and drop what nobody reads; empty_cache() does not help"
 
 
+PROFILED_STEPS = 32
+"""Steps in a row under torch's profiler after which it was left on; a recipe's own traces take a few."""
+
+
 class Sentinel(Hook):
-    """Adds `memory_growth` to the summary, and prints one line where a leak is seen; each rank watches itself."""
+    """Adds `memory_growth` to the summary, and prints one line where a leak is seen; each rank watches itself.
+
+    Findings of rank N are in memory-growth-rank-N.json, recompiled-rank-N.json, shapes-rank-N.json and
+    profiler-rank-N.json.
+    """
 
     def __init__(self, ranks: Ranks, read: Callable[[], int] | None = None) -> None:
         """read: bytes held now; by default as the module says."""
@@ -49,14 +67,33 @@ class Sentinel(Hook):
         self._before: tuple[int, census.Census] | None = None
         self._leak: Growth | None = None
         self._owner = ""
+        self._shapes = Shapes()
+        self._profiled = 0
+        self._health: Health | None = None
+        self._graphs: Any = 0
+        self._listening = contextlib.ExitStack()
 
     def run_start(self, job: Recipe, run: Run, model: nn.Module) -> None:
-        """Take the length of the warm-up."""
+        """Take the length of the warm-up and the run's folder; listen to the compiler where there is one."""
         self._untimed = job.untimed(self._ranks.device.type)
+        self._run = run
+        if job.compile.scope != "none":
+            self._health = Health()
+            self._listening.enter_context(self._health.listening())
+
+    def batch_ready(self, step: int, batch: Batch, draws: Batch) -> None:
+        """Remember the micro-batch's shapes."""
+        if text := self._shapes.see(batch):
+            self._leave("shapes", {"step": step + 1, "text": text})
 
     def step_end(self, step: int) -> None:
         """Take a sample; now and then look at the curve; some steps after a leak was seen, name who holds it."""
         self._seen += 1
+        self._recompiled()
+        self._profiled = self._profiled + 1 if torch.autograd._profiler_enabled() else 0
+        if self._profiled == PROFILED_STEPS:
+            self._leave("profiler", {"step": step + 1, "text": f"torch's profiler has been on for {PROFILED_STEPS} "
+                                     "steps and keeps what it saw in each; give it a schedule, or stop it"})
         if self._seen <= self._untimed:
             return
         if self._before is not None and step >= self._before[0] + WATCHED:
@@ -72,26 +109,36 @@ class Sentinel(Hook):
 
     def run_end(self, summary: dict[str, Any]) -> None:
         """Say what came of it."""
+        self._recompiled()
+        self._listening.close()
         found = growth(self._steps, self._held)
         if found is None:
             return
-        leaks = found.leaks(LEAST[self._ranks.device.type])
+        leaks = self._leaks(found)
         if self._leak is not None and not leaks:  # looking for its owner has freed what was garbage: a drop in the line
             found, leaks = self._leak, True
         text = self._text(found) if leaks else ""
         if leaks and self._leak is None:
             print(text, flush=True)
+        if leaks:
+            self._leave("memory-growth", {"step": self._steps[-1] + 1, "text": text})
         summary["memory_growth"] = {"bytes_a_step": found.slope, "low": found.low, "high": found.high,
                                     "gained": found.gained, "leaks": leaks, "owner": self._owner, "text": text}
 
     def _look(self, step: int) -> None:
         found = growth(self._steps, self._held)
-        if found is None or not found.leaks(LEAST[self._ranks.device.type]):
+        if found is None or not self._leaks(found):
             return
         self._leak = found
+        self._leave("memory-growth", {"step": step + 1, "text": self._text(found)})  # memory may end before the owner
         self._before = step, census.census()
         if self._ranks.device.type == "cuda":
             torch.cuda.memory._record_memory_history(max_entries=HISTORY, stacks="python")
+
+    def _leaks(self, found: Growth) -> bool:
+        """Whether it leaks, by its slope too: a library that loads late is a gain, as scipy is at the first look."""
+        least = LEAST[self._ranks.device.type]
+        return found.leaks(least) and found.slope * (self._steps[-1] - self._steps[0]) >= least
 
     def _name(self) -> None:
         assert self._before is not None and self._leak is not None
@@ -101,12 +148,50 @@ class Sentinel(Hook):
             line = by_stack(torch.cuda.memory._snapshot(self._ranks.device), WATCHED // 2)
             torch.cuda.memory._record_memory_history(enabled=None)
             self._owner += f"{'; ' if self._owner and line else ''}{line}"
+        step = self._before[0]
         self._before = None
+        self._leave("memory-growth", {"step": step + 1, "text": self._text(self._leak)})
         print(self._text(self._leak), flush=True)
+
+    def _recompiled(self) -> None:
+        """Leave the recompilations so far, whenever there is a new graph."""
+        if self._health is None or (graphs := self._health.graphs()) == self._graphs:
+            return
+        self._graphs = graphs
+        again = self._health.report()["recompilations"]
+        if again and again != UNKNOWN:
+            self._leave("recompiled", again)
+
+    def _leave(self, what: str, content: Any) -> None:
+        self._run.write(f"{what}-rank-{self._ranks.rank}.json", content)
 
     def _text(self, found: Growth) -> str:
         who = f": {self._owner}" if self._owner else ""
         return f"rank {self._ranks.rank} holds more memory from step to step, {found}{who}; {CURE}."
+
+
+class Shapes:
+    """Remembers which shapes micro-batches had, and tells whether new ones keep coming. It costs microseconds."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[tuple[int, ...], ...]] = set()
+        self._seen, self._new, self._judged = 0, 0, FIRST_SHAPES
+
+    def see(self, batch: Batch) -> str:
+        """Note a micro-batch; a sentence where many of the last half had shapes that none had before, else empty."""
+        if self._seen >= LAST_SHAPES:
+            return ""
+        shapes = tuple(tuple(value.shape) for value in batch.values())
+        self._seen += 1
+        self._new += shapes not in self._known and self._seen > self._judged // 2
+        self._known.add(shapes)
+        if self._seen < self._judged:
+            return ""
+        half, new, self._judged, self._new = self._judged // 2, self._new, 2 * self._judged, 0
+        if new < NEW_SHAPES * half:
+            return ""
+        return (f"{new} of {half} micro-batches have shapes that none had before, {len(self._known)} in all: each is "
+                "planned or compiled for once and never used again; pad to a few lengths")
 
 
 def reader(device: torch.device) -> Callable[[], int]:

@@ -1,12 +1,34 @@
 """`lfhelpers check`: planted faults are found in a run's folder by name, and a clean run is clean."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
+import torch
 
 from lfhelpers.pitfalls.base import Small, trained
 from lfhelpers.pitfalls.checked import check, repeats
 from lfhelpers.pitfalls.order import Fingerprint
 from lfhelpers.recipe import recipe
+from lfhelpers.runs import create, find
+from lfhelpers.train.ranks import Ranks
+from lfhelpers.train.sentinel import FIRST_SHAPES, Sentinel
+from lfhelpers.train.straggler import FIRST, OWN, Straggler
+from tests.train.toy import ALONE
+
+LEAKS = """
+from lfhelpers.bench.pitfalls_planted import Leaking
+from lfhelpers.pitfalls.base import job
 from lfhelpers.runs import create
+from lfhelpers.train.loop import train
+from lfhelpers.train.ranks import identify
+
+with job("steps=100000", use=Leaking) as chosen:
+    train(chosen, create(chosen), identify(chosen.device))
+"""
 
 
 class BadSamples(Small):
@@ -72,3 +94,52 @@ def test_a_step_that_gets_an_earlier_steps_batch_is_told():
     assert not list(repeats(Fingerprint((1, 2, 3), (8, 8, 8), (5, 6, 7), (None,) * 3)))
     found, = repeats(Fingerprint((1, 2, 3), (8, 8, 8), (5, 6, 5), (None,) * 3))
     assert found.pitfall == "resume_repeats" and "step 3" in found.text and "step 1" in found.text
+
+
+def test_a_run_that_was_killed_still_tells_of_its_leak(runs_root, tmp_path):
+    job = subprocess.Popen([sys.executable, "-c", LEAKS], env=os.environ | {"TMPDIR": str(tmp_path)})
+    try:
+        until = time.monotonic() + 200
+        while not list(runs_root.glob("*/memory-growth-rank-0.json")):
+            assert job.poll() is None and time.monotonic() < until, "the sentinel has seen nothing"
+            time.sleep(0.1)
+    finally:
+        job.send_signal(signal.SIGKILL)
+        job.wait()
+    [left] = find()
+    assert left.summary == {} and [item.pitfall for item in check(left)] == ["loss_list"]
+
+
+def test_ranks_that_leave_their_times_are_compared_without_a_summary(run):
+    for rank, forward in enumerate((10.0, 30.0)):
+        straggler = Straggler(Ranks(rank, 2, torch.device("cpu")))
+        straggler.run_start(recipe("competent", "log.skip=0"), run, None)
+        for step in range(1, FIRST + 2 * rank + 1):  # the second has gone on for a moment
+            straggler.step({"step": step, "probe": False, "step_ms": 40.0, "ms": dict.fromkeys(OWN, 0.0) | {
+                "forward": forward}})
+        straggler._monitor.stop()
+    found = check(run)
+    assert [item.pitfall for item in found] == ["late_rank"] and "rank 1 is late by 20 ms" in found[0].text
+    run.write("summary.json", {"ranks": 2})
+    assert check(run) == [], "the whole run's figures count where there are any"
+
+
+def test_functions_compiled_again_and_shapes_that_never_come_back_are_left_when_they_are_seen(run):
+    sentinel = Sentinel(ALONE)
+    sentinel.run_start(recipe("competent", "compile.scope=model"), run, None)
+    compiled = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    for step in range(FIRST_SHAPES):
+        sentinel.batch_ready(step, {"x": torch.ones(step + 2)}, {})
+        if step < 2:
+            compiled(torch.ones(step + 2))
+        sentinel.step_end(step)
+    assert [item.pitfall for item in check(run)] == ["recompiles", "new_shapes"]
+    assert "1 recompilation, the last one of <lambda>" in check(run)[0].text
+
+
+def test_what_the_recipe_asks_for_is_told_where_it_costs(runs_root):
+    run = create(recipe("competent", "ddp.find_unused=true", "ddp.bucket_mb=0.1", "log.profile=true"))
+    assert [item.pitfall for item in check(run)] == ["profiler_on"], "one rank sends nothing"
+    for rank in range(2):
+        run.append(f"order-rank-{rank}.jsonl", [{"step": 1, "samples": 1, "ids": "1", "pixels": None}])
+    assert [item.pitfall for item in check(run)] == ["tiny_buckets", "find_unused", "profiler_on"]

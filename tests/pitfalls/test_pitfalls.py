@@ -2,10 +2,12 @@
 
 import re
 
+import psutil
 import pytest
 
 from lfhelpers import pitfalls
 from lfhelpers.errors import LfError
+from lfhelpers.train.straggler import my_cores
 
 EXPECTED = {  # figure when broken, figure when cured, what is said
     "loss_list": (pytest.approx(80, abs=1), 0, r"\+1 MiB a step.*SumBackward0.*list of \d+, variable losses of _train"),
@@ -25,13 +27,19 @@ EXPECTED = {  # figure when broken, figure when cured, what is said
     "masked_row": (pytest.approx(100 / 3), 0, "the forward of the model"),
     "bf16_weights": (pytest.approx(96.6, abs=1), 0, "can't move 97 %"),
     "clip_nan": (100, 0, "the step is skipped: the gradient norm is nan"),
+    "backward_nan": (pytest.approx(100 * 32 / 36), 0, "sample 3; the first operator is aten.mul.Tensor in backward"),
     "no_sync_backward": (4, 1, "4 exchanges a step for 1 bucket"),
     "first_bucket": (25, 1, "holds 25 MiB"),
+    "tiny_buckets": (240, 4, "pays the link's latency"),
+    "find_unused": (2, 1, "walks the graph in every step"),
     "item_each_step": (1, 0, "waits for 1 values"),
+    "new_shapes": (64, 4, "32 of 32 micro-batches have shapes that none had before"),
+    "small_shm": (5, 0, "a ring of 8 slots .* more than half"),
     "mean_of_means": (pytest.approx(11.9, abs=0.1), pytest.approx(0, abs=1e-3), "12 % off"),
     "dropped_tail": (pytest.approx(20), pytest.approx(0), "2 micro-batches"),
     "prefixed_keys": (100, 0, "Unexpected key.*_orig_mod.0.weight"),
     "augmented_evaluation": (pytest.approx(1.449, abs=0.01), 0, "differ by 1.4 %"),
+    "static_no_sync": (1, 6, "1 of 6 steps were exchanged"),
 }
 
 
@@ -57,9 +65,33 @@ def test_a_late_rank_is_named_with_the_part_in_which_it_is_late():
     assert module.detect().startswith("rank 1 is late by ") and "in its forward" in module.detect()
 
 
+@pytest.mark.alone
+def test_another_program_on_a_ranks_core_is_named_as_the_cause():
+    if (load := psutil.cpu_percent(1)) > 40:
+        pytest.skip(f"the cores are {load:.0f} % busy before the test adds anything, so no rank would be late by much")
+    module = pitfalls.pitfall("busy_host")
+    assert module.break_it() > module.fix_it() > 20, "a forward computes for 20 ms"
+    assert re.search(r"rank 1 is late by .* % of its cores on .* do other work", module.detect().replace("%", " %"))
+
+
+def test_a_profiler_that_stays_on_keeps_every_step():
+    module = pitfalls.pitfall("profiler_on")
+    assert module.break_it() > 10 * module.fix_it() > 0, "48 steps, and three"
+    assert "has been on for 32 steps" in module.detect() and module.detect(False) == ""
+
+
+def test_processes_that_each_take_all_cores_are_counted():
+    module = pitfalls.pitfall("thread_crowd")
+    assert module.break_it() == 2
+    if len(my_cores()) > 1:
+        assert module.fix_it() <= 1 and module.detect(False) == ""
+        assert "2 ranks on this host compute with" in module.detect()
+
+
 def test_every_pitfall_tells_its_symptom_cause_cure_and_what_is_measured():
     assert len(pitfalls.NAMES) >= 24 and len(set(pitfalls.NAMES)) == len(pitfalls.NAMES)
-    assert set(EXPECTED) | {"hash_seed", "late_rank"} == set(pitfalls.NAMES), "each one is tested"
+    others = {"hash_seed", "late_rank", "busy_host", "profiler_on", "thread_crowd"}
+    assert set(EXPECTED) | others == set(pitfalls.NAMES), "each one is tested"
     for name in pitfalls.NAMES:
         about = pitfalls.pitfall(name).ABOUT
         assert all((about.symptom, about.cause, about.cure, about.measured))
