@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 
 from lfhelpers.errors import LfError
 from lfhelpers.launch import LaunchError, start
@@ -81,7 +80,7 @@ def faults(overrides: Sequence[str] = ()) -> tuple[Fault, ...]:
 
 def gpus() -> int:
     """GPUs that this process may use."""
-    return torch.cuda.device_count()
+    return len(hardware.visible_gpus())
 
 
 def run(which: Sequence[Fault] | None = None, blocks: int = 8, steps: int = 4,

@@ -68,7 +68,7 @@ class Loop:
                           job.seed)
         self._detectors: list[Hook] = [
             Guard(job, run, made.workload, parts.precision, ranks, made.compilation.eager), Agreement(job, ranks),
-            Sentinel(ranks), OrderHash(ranks), Straggler(Ranks(0, 2, ranks.device))]
+            Sentinel(ranks, compilation=made.compilation), OrderHash(ranks), Straggler(Ranks(0, 2, ranks.device))]
         self._hooks = list(self._detectors)
         self._clock = StepClock(ranks.device)
         self._feed = Feed((dict(host) for host in itertools.cycle(hosts)), self._plan, made.workload, ranks,

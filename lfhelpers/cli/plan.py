@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lfhelpers import runs
 from lfhelpers.cli.words import Own, job_of, tried
 from lfhelpers.errors import LfError
 
@@ -34,5 +35,9 @@ def plan(
                  goal="time" if goal == "time" else "batch", again=again)
     print(found.table())
     if out is not None:
-        out.write_text(found.recipe.to_toml())
+        try:
+            runs.write_atomic(out, found.recipe.to_toml().encode())
+        except OSError as error:
+            raise LfError(f"the recipe {out} can't be written: {error.strerror}; name another file with --out."
+                          ) from error
         print(f"recipe: {out}; train it with: lfhelpers launch recipe={out} --nproc {nproc}")

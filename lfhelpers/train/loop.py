@@ -116,7 +116,7 @@ def _build(job: Recipe, run: Run, ranks: Ranks, workload: Workload, plan: Plan, 
     parts = assemble(job, ranks, workload, compilation, first)
     watch = [Watch(parts.exchange)] if parts.exchange is not None else []  # first: it knows what the guard can't see
     hooks = [*watch, Guard(job, run, workload, parts.precision, ranks, compilation.eager), Agreement(job, ranks),
-             Slowed(ranks), Sentinel(ranks), OrderHash(ranks), Straggler(ranks),
+             Slowed(ranks), Sentinel(ranks, compilation=compilation), OrderHash(ranks), Straggler(ranks),
              *([Curve(workload, ranks, compilation.eager)] if job.evaluate.every else []), *hooks]
     return Job(job, run, ranks, workload, plan, parts.model, parts.optimizer, parts.precision, parts.exchange,
                compilation, hooks)

@@ -15,7 +15,6 @@ is killed, or ends out of memory, has no summary, and is the one that is asked a
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfhelpers.levers.compile_health import UNKNOWN, Health
+from lfhelpers.levers import compile as compile_lever
+from lfhelpers.levers.compile import Compilation
+from lfhelpers.levers.compile_health import UNKNOWN
 from lfhelpers.measure import census
 from lfhelpers.measure.growth import LEAST_SAMPLES, Growth, growth
 from lfhelpers.recipe import Recipe
@@ -43,8 +44,6 @@ HISTORY = 200_000
 FIRST_SHAPES, LAST_SHAPES, NEW_SHAPES = 64, 1024, 0.25
 """Micro-batches after which shapes are judged first, and last, and the share of new ones that is named."""
 CURE = "keep numbers, not tensors (loss.detach(), .item()), and drop what nobody reads; empty_cache() does not help"
-
-
 PROFILED_STEPS = 32
 """Steps in a row under torch's profiler after which it was left on; a recipe's own traces take a few."""
 
@@ -56,8 +55,9 @@ class Sentinel(Hook):
     profiler-rank-N.json.
     """
 
-    def __init__(self, ranks: Ranks, read: Callable[[], int] | None = None) -> None:
-        """read: bytes held now; by default as the module says."""
+    def __init__(self, ranks: Ranks, read: Callable[[], int] | None = None,
+                 compilation: Compilation | None = None) -> None:
+        """read: bytes held now; by default as the module says. compilation: the run's, which knows what it compiled."""
         self._ranks = ranks
         self._read = read or reader(ranks.device)
         self._steps: list[int] = []
@@ -69,17 +69,13 @@ class Sentinel(Hook):
         self._owner = ""
         self._shapes = Shapes()
         self._profiled = 0
-        self._health: Health | None = None
-        self._graphs: Any = 0
-        self._listening = contextlib.ExitStack()
+        self._compilation, self._graphs = compilation, 0
 
     def run_start(self, job: Recipe, run: Run, model: nn.Module) -> None:
-        """Take the length of the warm-up and the run's folder; listen to the compiler where there is one."""
+        """Take the length of the warm-up and the run's folder."""
         self._untimed = job.untimed(self._ranks.device.type)
-        self._run = run
-        if job.compile.scope != "none":
-            self._health = Health()
-            self._listening.enter_context(self._health.listening())
+        self._run, self._job = run, job
+        self._graphs = compile_lever.graphs(job)
 
     def batch_ready(self, step: int, batch: Batch, draws: Batch) -> None:
         """Remember the micro-batch's shapes."""
@@ -110,7 +106,6 @@ class Sentinel(Hook):
     def run_end(self, summary: dict[str, Any]) -> None:
         """Say what came of it."""
         self._recompiled()
-        self._listening.close()
         found = growth(self._steps, self._held)
         if found is None:
             return
@@ -155,10 +150,10 @@ class Sentinel(Hook):
 
     def _recompiled(self) -> None:
         """Leave the recompilations so far, whenever there is a new graph."""
-        if self._health is None or (graphs := self._health.graphs()) == self._graphs:
+        if self._compilation is None or (graphs := compile_lever.graphs(self._job)) == self._graphs:
             return
         self._graphs = graphs
-        again = self._health.report()["recompilations"]
+        again = self._compilation.report()["recompilations"]
         if again and again != UNKNOWN:
             self._leave("recompiled", again)
 

@@ -40,7 +40,7 @@ def of_lines(lines: Sequence[Line]) -> list[dict[str, Any]]:
     was there), jobs.
     """
     best = [line for line in lines if line["took over"]][-1]
-    base, alone = lines[0]["positions"], list(filter(lambda line: len(_turned(lines, line)) == 1, lines))
+    base, alone = lines[0]["positions"], [line for line in lines if len(_turned(lines, line)) == 1]
     wins: dict[str, tuple[float, str]] = {}
     for line in alone:
         (knob,), ratio = _turned(lines, line), _over(lines, line)

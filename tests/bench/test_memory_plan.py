@@ -98,6 +98,9 @@ def test_the_command_prints_the_table_and_leaves_the_recipe(planted, command, tm
     code, said, _ = command("plan", "workload.use=tests.train.toy:Toy", "device=cpu", "batch.micro=24", "--limit", "1",
                             "--goal", "batch", "--out", str(tmp_path / "mine.toml"))
     assert code == 0 and "all blocks" in said and recipe(str(tmp_path / "mine.toml")).activations.plan == "all"
+    code, said, complaint = command("plan", "workload.use=tests.train.toy:Toy", "device=cpu", "batch.micro=24",
+                                    "--limit", "1", "--out", tmp_path)
+    assert code == 2 and "chosen" in said and "can't be written: " in complaint and "another file" in complaint
     code, _, complaint = command("plan", "device=cpu", "--goal", "speed")
     assert code == 2 and "--goal speed does not exist; take time or batch." in complaint
 

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from lfhelpers.levers.compile import session
 from lfhelpers.pitfalls.base import Small, trained
 from lfhelpers.pitfalls.checked import check, repeats
 from lfhelpers.pitfalls.order import Fingerprint
@@ -125,14 +126,16 @@ def test_ranks_that_leave_their_times_are_compared_without_a_summary(run):
 
 
 def test_functions_compiled_again_and_shapes_that_never_come_back_are_left_when_they_are_seen(run):
-    sentinel = Sentinel(ALONE)
-    sentinel.run_start(recipe("competent", "compile.scope=model"), run, None)
+    job = recipe("competent", "compile.scope=model", "compile.cache=false")
     compiled = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
-    for step in range(FIRST_SHAPES):
-        sentinel.batch_ready(step, {"x": torch.ones(step + 2)}, {})
-        if step < 2:
-            compiled(torch.ones(step + 2))
-        sentinel.step_end(step)
+    with session(job, torch.device("cpu")) as compilation:
+        sentinel = Sentinel(ALONE, compilation=compilation)
+        sentinel.run_start(job, run, None)
+        for step in range(FIRST_SHAPES):
+            sentinel.batch_ready(step, {"x": torch.ones(step + 2)}, {})
+            if step < 2:
+                compiled(torch.ones(step + 2))
+            sentinel.step_end(step)
     assert [item.pitfall for item in check(run)] == ["recompiles", "new_shapes"]
     assert "1 recompilation, the last one of <lambda>" in check(run)[0].text
 
