@@ -1,5 +1,6 @@
 """Memory that keeps growing is told from warm-up and noise, and its owner is named; a late rank by its own time."""
 
+import ctypes
 import mmap
 from dataclasses import replace
 
@@ -78,6 +79,23 @@ def test_a_cpus_own_pages_grow_with_what_is_written():
         with mmap.mmap(-1, 64 * MIB, flags=flags | mmap.MAP_ANONYMOUS) as pages:
             pages.write(b"1" * 32 * MIB)
             assert (read() - before >= 30 * MIB) is counts, "shared pages are other processes', or files'"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="malloc keeps what is free, without glibc")
+def test_a_leak_into_memory_that_was_freed_before_the_run_is_seen(tmp_path):
+    """As in a notebook, where one kernel makes many runs."""
+    del (last := [torch.ones(4 * MIB)])[:]  # malloc keeps blocks of up to this size from now on
+    freed, kept = [torch.ones(2**18) for _ in range(200)], []
+    last.append(torch.ones(2**18))  # above what is freed, which can't be handed back by lowering the heap's end
+    del freed
+    watched = Sentinel(ALONE)
+    watched.run_start(recipe("competent", "log.skip=0"), Run(tmp_path), None)
+    for step in range(64):
+        kept.append(torch.ones(2**18))
+        watched.step_end(step)
+    summary = {}
+    watched.run_end(summary)
+    assert summary["memory_growth"]["leaks"], summary["memory_growth"]
 
 
 class Recorder:
