@@ -50,8 +50,8 @@ def check(cells: Sequence[tuple[int, str]]) -> Iterator[Located]:
         except SyntaxError as error:
             yield number, (f"'{magics[0]}' is no Python: no magics and no shell lines" if magics
                            else f"does not parse: {error.msg} (line {error.lineno})")
-    for number, _, tree in trees:
-        yield from ((number, message) for message in [*_forbidden(tree), *_strings(tree)])
+    for number, source, tree in trees:
+        yield from ((number, message) for message in [*_forbidden(tree), *_strings(tree), *_echoed(source, tree)])
     yield from _unbound(trees)
     called = {_name(node.func) for _, _, tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)}
     if not called & {"expect", "results.expect"}:
@@ -97,6 +97,15 @@ def _strings(tree: ast.Module) -> Iterator[str]:
                 yield f"absolute path '{node.value}': it exists on one machine only"
             if re.search(r"\b(?:pip|conda|uv|mamba) install\b", node.value):
                 yield f"'{node.value}': packages are installed before, never from a notebook"
+
+
+def _echoed(source: str, tree: ast.Module) -> Iterator[str]:
+    """A value that record has printed already, and that stands bare below it once more as the cell's own."""
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and _name(last.value.func) == "record":
+        line = source.encode().splitlines()[(last.end_lineno or 1) - 1]
+        if not line[last.end_col_offset:].lstrip().startswith(b";"):
+            yield "the cell ends with record(...), so its value is shown twice: write record(...);"
 
 
 def _unbound(trees: Sequence[tuple[int, str, ast.Module]]) -> Iterator[Located]:

@@ -18,7 +18,7 @@ def messages(rule, made):
 def good_lesson():
     """A lesson of 25 cells that breaks no rule."""
     texts = [text(f"Step {number} says why.") for number in range(12)]
-    work = code("from lfhelpers.notebook import check, say, solution\n\nrecord('speed', 2.0 * steps, 'samples/s')")
+    work = code("from lfhelpers.notebook import check, say, solution\n\nrecord('speed', 2.0 * steps, 'samples/s');")
     said = code('say("It runs at {speed}, at 100 % load.")')
     end = [text("## Tried, and did not help\n\nGuessing."), text("## What we learned\n\nTo look.")]
     return lesson(*texts, work, said, STUB, SOLUTION, CHECK, STUB, SOLUTION, CHECK, *end)

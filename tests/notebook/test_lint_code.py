@@ -40,6 +40,7 @@ def found(*sources):
     ("open('~/data.txt')", "absolute path '~/data.txt'"),
     ("open('C:\\\\data.txt')", "absolute path 'C:"),
     ("import subprocess\nsubprocess.run('pip install torch', shell=True)", "packages are installed before"),
+    ("from lfhelpers.notebook import record\nrecord('speed', 2)", "its value is shown twice: write record(...);"),
 ])
 def test_what_breaks_elsewhere_is_refused(bad, part):
     assert any(part in message for message in found(bad)), found(bad)
@@ -52,6 +53,8 @@ def test_what_breaks_elsewhere_is_refused(bad, part):
     "text = 'a/b and /dev/shm, or 12/3'\nshm = '/dev/shm'",
     "ratio = 7 % 3\nnot_a_magic = (ratio\n    % 2)" if False else "ratio = 7 % 3",
     "print('the sign ! and %')",
+    "from lfhelpers.notebook import record\nrecord('speed', 2);  # samples/s",
+    "from lfhelpers.notebook import record\nspeed = record('speed', 2)",
 ])
 def test_plain_python_passes(good):
     assert found(good) == []
