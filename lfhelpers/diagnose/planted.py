@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -80,12 +81,12 @@ class SlowExchange(Vla):
 
     def __init__(self, job: Recipe) -> None:
         super().__init__(job)
-        self._slowed: nn.Module | None = None
+        self._slowed: Callable[[], nn.Module | None] = lambda: None  # not held: it must not outlive the group
 
     def loss(self, model: nn.Module, batch: Batch, draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Vla's loss; the first one under DDP lays the slow link."""
-        if isinstance(model, DistributedDataParallel) and self._slowed is not model:
-            self._slowed, rate = model, 1e9 * float(self.job.workload.options.get("link_gb_s", LINK_GB_S))
+        if isinstance(model, DistributedDataParallel) and self._slowed() is not model:
+            self._slowed, rate = weakref.ref(model), 1e9 * float(self.job.workload.options.get("link_gb_s", LINK_GB_S))
             exchange, device = Exchange(dist.get_world_size()), next(model.parameters()).device
             cycles = _cycles_a_second(device) if device.type == "cuda" else 0.0
             model.register_comm_hook(None, lambda _, bucket: _held_back(exchange, bucket, rate, cycles))

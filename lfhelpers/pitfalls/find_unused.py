@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from lfhelpers.measure import isolated
+from lfhelpers.pitfalls import lone
 from lfhelpers.pitfalls.base import About
 from lfhelpers.pitfalls.checked import asked
 from lfhelpers.recipe import recipe
@@ -42,16 +41,14 @@ def fix_it() -> float:
 
 @functools.cache
 def _messages(search: bool) -> int:
-    return isolated.call(_count, search)
+    return lone.call(_count, search)
 
 
 def _count(search: bool) -> int:
-    """In a process of its own: all-reduces of a settled step, in a group of one, which sends as often as many do."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """All-reduces of a settled step."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), find_unused_parameters=search)
     for _ in range(SETTLED):
         model(torch.ones(2, 4)).sum().backward()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         model(torch.ones(2, 4)).sum().backward()
-    dist.destroy_process_group()
     return sum(item.count for item in seen.key_averages() if item.key == "c10d::allreduce_")

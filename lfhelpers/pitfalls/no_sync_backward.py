@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lfhelpers.measure import isolated
+from lfhelpers.pitfalls import lone
 from lfhelpers.pitfalls.base import About
 
 ABOUT = About(
@@ -40,21 +38,13 @@ def fix_it() -> float:
 
 @functools.cache
 def _exchanges(forward_inside: bool) -> int:
-    return isolated.call(_count, forward_inside)
+    return lone.call(_count, forward_inside)
 
 
 def _count(forward_inside: bool) -> int:
-    """In a process of its own: a group of one rank counts as well as one of many."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """Exchanges of one step."""
     model = DistributedDataParallel(nn.Linear(4, 2))
-    counted = []
-
-    def hook(bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        counted.append(bucket.index())
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-    model.register_comm_hook(None, lambda _, bucket: hook(bucket))
+    counted = lone.exchanges(model)
     for micro in range(MICRO):
         held = model.no_sync() if micro < MICRO - 1 else contextlib.nullcontext()
         if forward_inside:
@@ -64,5 +54,4 @@ def _count(forward_inside: bool) -> int:
             loss = model(torch.ones(2, 4)).sum()
             with held:
                 loss.backward()
-    dist.destroy_process_group()
     return len(counted)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers.levers.overlap import settling
-from lfhelpers.measure import isolated
+from lfhelpers.pitfalls import lone
 from lfhelpers.pitfalls.base import About
 
 ABOUT = About(
@@ -41,32 +40,21 @@ def fix_it() -> float:
 
 @functools.cache
 def _exchanged(settled: bool) -> tuple[int, str]:
-    return isolated.call(_count, settled)
+    return lone.call(_count, settled)
 
 
 def _count(settled: bool) -> tuple[int, str]:
-    """In a process of its own, a group of one: (steps that sent something, how it ended if before its time)."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """(Steps that sent something, how it ended if before its time)."""
     model = DistributedDataParallel(nn.Linear(4, 2), static_graph=True)
-    sent: set[int] = set()
-    first = settling(model) if settled else 0
-
-    def hook(bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        sent.add(now[0])
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-    now = [0]
-    model.register_comm_hook(None, lambda _, bucket: hook(bucket))
+    first, sent = settling(model) if settled else 0, lone.exchanges(model)
+    begins, end = [], ""
     try:
         for step in range(STEPS):
-            now[0] = step
+            begins.append(len(sent))
             for micro in range(MICRO):
                 exchanges = micro == MICRO - 1 or step * MICRO + micro < first
                 with contextlib.nullcontext() if exchanges else model.no_sync():
                     model(torch.ones(2, 4)).sum().backward()
     except RuntimeError as error:
-        return len(sent), f", then: {str(error).partition(' at ')[0]}"
-    finally:
-        dist.destroy_process_group()
-    return len(sent), ""
+        end = f", then: {str(error).partition(' at ')[0]}"
+    return sum(before < after for before, after in pairwise([*begins, len(sent)])), end

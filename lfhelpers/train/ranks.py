@@ -86,3 +86,20 @@ def joined(ranks: Ranks, slow_link: str | None = None) -> Iterator[None]:
             gc.collect()  # NCCL waits for ever for a CUDA graph that still holds its collectives
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Join a gloo group of this process alone for the block: DDP counts and sends there as it does among many.
+
+    Let go within the block of what DDP wraps. A wrapped model that is destroyed after its group joins gloo's threads
+    while it holds the interpreter, for which one of them may wait: on a busy machine 13 of 500 processes hung for ever.
+    """
+    import torch.distributed.nn.functional  # noqa: F401  # as in `joined`
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        gc.collect()
+        dist.destroy_process_group()

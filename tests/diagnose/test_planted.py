@@ -1,10 +1,11 @@
 """The planted bottlenecks cost what they say, leave the loss as it was, and the report on a real run names each."""
 
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from lfhelpers import runs
@@ -13,7 +14,7 @@ from lfhelpers.diagnose import diagnose, planted
 from lfhelpers.measure.probe import Probe
 from lfhelpers.recipe import recipe
 from lfhelpers.train.loop import train
-from lfhelpers.train.ranks import Ranks
+from lfhelpers.train.ranks import Ranks, alone
 from lfhelpers.workloads.vla.tabletop.dataset import sample
 from lfhelpers.workloads.vla.workload import Vla
 from tests.workloads.vla_batches import batch, built, job, members
@@ -73,14 +74,14 @@ def test_a_slow_exchange_holds_each_message_back_and_changes_no_gradient(monkeyp
     given, draws = batch(workload, 2), workload.draws(2, torch.Generator().manual_seed(0))
     expected = gradients(workload, model, given, draws)
     assert slept == []
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with alone():
         wrapped = DistributedDataParallel(model, find_unused_parameters=True)
         for _ in range(2):
             found = gradients(workload, wrapped, given, draws)
-    finally:
+        watched = weakref.ref(wrapped)
         del wrapped
-        dist.destroy_process_group()
+        gc.collect()
+        assert watched() is None, "a workload that holds it would let it outlive its group"
     trained = sum(value.nbytes for value in model.parameters() if value.requires_grad)
     assert sum(slept) == pytest.approx(2 * trained / 4e9)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,6 +16,7 @@ from lfhelpers.recipe import recipe
 from lfhelpers.recipe.exchange import whole
 from lfhelpers.train import checkpoint
 from lfhelpers.train.exchange import Watch
+from lfhelpers.train.ranks import alone
 from lfhelpers.workloads.base import find
 from tests.train.conftest import toy_members
 from tests.train.exchange_job import DEVICES, seen
@@ -25,9 +25,8 @@ from tests.train.exchange_job import DEVICES, seen
 @pytest.fixture(scope="module")
 def group():
     """A process group of this process alone, in which DDP wraps and hooks run."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with alone():
+        yield
 
 
 def passed(exchange, *gradients):

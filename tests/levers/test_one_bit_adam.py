@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -11,15 +10,15 @@ from lfhelpers.levers.one_bit_adam import BLOCK, OneBit, pack, signed, unpack, u
 from lfhelpers.recipe import recipe
 from lfhelpers.train.adamw import MasterAdamW
 from lfhelpers.train.one_bit import OneBitAdamW
+from lfhelpers.train.ranks import alone
 
 GOOD, BAD = torch.tensor(0.0), torch.tensor(1.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with alone():
+        yield
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40))

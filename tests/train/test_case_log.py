@@ -4,11 +4,9 @@ Others of the same kind stand where their code is tested: test_precision (the la
 named), test_compiled_runs and levers/test_compile (short batches, changing shapes, the recompile limit).
 """
 
-import socket
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,7 +19,7 @@ from lfhelpers.train.hooks import Hook
 from lfhelpers.train.loop import train
 from lfhelpers.train.optimizer import Optimizer
 from lfhelpers.train.precision import Precision
-from lfhelpers.train.ranks import Ranks
+from lfhelpers.train.ranks import Ranks, alone
 from tests.train.toy import ALONE, Toy, ToyModel, batches, concatenated
 
 CPU = torch.device("cpu")
@@ -129,12 +127,8 @@ def test_case_29b_four_compiled_micro_batches_equal_one_large_batch():
 @pytest.fixture
 def peers():
     """A process group of one, so that DDP can be built."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with alone():
+        yield
 
 
 WRAPPINGS = {
