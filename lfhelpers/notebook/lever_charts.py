@@ -25,7 +25,7 @@ GROUPS = ("matrix products", "attention", "compiled pointwise and reductions", "
 def ladder_bars(rows: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -> Chart:
     """A bar a rung, {"label", "value" [ms], "low", "high"}; `against`: {name: label of the rung it stands for}.
 
-    Dashed lines mark the rungs that the others are compared with; the finding gives the last rung against each.
+    Dashed lines mark the rungs that the others are compared with; the finding gives the last rung beside each.
     """
     times = {row["label"]: row["value"] for row in rows}
     figure, axes = blank(height=1.0 + 0.36 * len(rows))
@@ -47,7 +47,8 @@ def ladder_bars(rows: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -
     axes.set_xlabel("time of a step [ms]", color=INK, fontsize=9)
     axes.grid(axis="y", visible=False)
     shown = [{"rung": row["label"], "ms": row["value"], "low": row["low"], "high": row["high"]}
-             | {f"x {name}": times[label] / row["value"] for name, label in against.items()} for row in rows]
+             | {f"median of {name} over it": times[label] / row["value"] for name, label in against.items()}
+             for row in rows]
     return Chart(figure, _last_against(times, against), Table.of("Time of a step, lever by lever", shown))
 
 
@@ -129,13 +130,15 @@ def magnitudes(values: NDArray[Any], formats: Sequence[Mapping[str, Any]]) -> Ch
 
 
 def _last_against(times: Mapping[str, float], against: Mapping[str, str]) -> str:
-    """The last rung against each of those it is compared with, and the lever that won most, as one sentence."""
+    """The last rung's median beside those it is compared with, and the lever that won most, as one sentence.
+
+    No ratio to those: as_found drifts with its host, so that pairs say how many times as fast the last rung is.
+    """
     labels = list(times)
     gains = {after: times[before] / times[after] for before, after in itertools.pairwise(labels)}
     best = max(gains, key=lambda label: gains[label])
-    ratios = " and ".join(f"{times[label] / times[labels[-1]]:.2f} times as fast as {name}"
-                          for name, label in against.items())
-    return (f"With all levers a step takes {number(times[labels[-1]])} ms, {ratios}; "
+    others = " and ".join(f"{number(times[label])} ms of {name}" for name, label in against.items())
+    return (f"With all levers a step takes {number(times[labels[-1]])} ms, beside {others}; "
             f"{best} wins most, {gains[best]:.2f} times.")
 
 
