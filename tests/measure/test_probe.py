@@ -1,7 +1,11 @@
 """The probe counts exactly: operators by phase, and values that the host reads back."""
 
+from itertools import accumulate, chain
+
+import pytest
 import torch
 
+from lfhelpers.measure import probe
 from lfhelpers.measure.clock import StepClock
 from lfhelpers.measure.probe import Probe, tiny_operator_us
 
@@ -44,3 +48,10 @@ def test_the_most_costly_operators_come_first():
 
 def test_a_tiny_operator_costs_something():
     assert 0 < tiny_operator_us(CPU, calls=200) < 1e5
+
+
+def test_a_core_that_is_taken_away_meanwhile_does_not_count(monkeypatch):
+    rounds = [1e-3] * 12 + [0.5] * 9  # of 100 calls each
+    ticks = iter(accumulate(chain.from_iterable((0.0, took) for took in rounds)))
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: next(ticks))
+    assert tiny_operator_us(CPU) == pytest.approx(10.0)

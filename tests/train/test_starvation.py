@@ -28,6 +28,7 @@ def truth(cost):
     return 100 * max(0.0, (cost - 1) / cost)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(("loader", "cost"), [("threads", 0.5), ("threads", 1.0), ("threads", 2.0),
                                               ("webdataset", 2.0)])

@@ -65,8 +65,9 @@ def own(tmp_path_factory):
 def test_a_trace_of_this_torch_is_understood(own):
     report = diagnose_trace(own).main
     assert (report.gpu, report.found.steps.found, report.found.steps.source) == (False, 4, "ProfilerStep")
-    assert all(report.percent[part] > 1 for part in ("forward", "backward", "optimizer"))
-    assert report.percent["data"] > 0
+    # Twelve layers take that long on any CPU, and longer on a busy one, which then has its stall in one of the parts.
+    assert all(report.ms[part] > 0.1 for part in ("forward", "backward", "optimizer"))
+    assert report.ms["data"] > 0.01
     assert sum(report.percent.values()) == pytest.approx(100)
     assert report.verdict.bound is not None
     assert len(report.trace.work.external) > 100, "shapes were recorded"
