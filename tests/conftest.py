@@ -5,10 +5,13 @@ import signal
 import tempfile
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 CACHE = tempfile.TemporaryDirectory(prefix="lfhelpers-tests-")  # not the user's own; goes with the process
 os.environ.setdefault("LFHELPERS_CACHE", CACHE.name)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share few cores with the jobs they start
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # others use the cores
+settings.load_profile("suite")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, shells have it ignored, by children too
 
 

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+from lfhelpers import processes
 from lfhelpers.processes import Member, descendants, end_tree
 
 IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -39,7 +41,7 @@ def test_a_tree_is_ended_though_a_child_has_its_own_session_and_ignores_term():
     assert top.wait() == -signal.SIGTERM
 
 
-def test_a_child_that_is_born_while_the_tree_ends_is_ended_too(tmp_path: Path):
+def test_a_child_that_is_born_while_the_tree_ends_is_ended_too(tmp_path: Path, monkeypatch):
     # On TERM the top starts another process, tells its pid and goes on sleeping.
     late = tmp_path / "late"
     top = python(f"""
@@ -50,6 +52,14 @@ signal.signal(signal.SIGTERM, on_term)
 print("ready", flush=True)
 time.sleep(60); time.sleep(60)
 """)
+    looks = []
+
+    def clock() -> float:
+        """Stands still until the child is born and another look has found it; then the grace is over."""
+        looks.append(late.exists() and late.read_text() != "")
+        return 1.0 if looks.count(True) > 1 else 0.0
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     known: set[Member] = set()
     assert end_tree(Member.of(top.pid), known, grace=0.5) == set()
     born = [member for member in known if member.pid == int(late.read_text())]

@@ -21,6 +21,7 @@ class Server(ThreadingHTTPServer):
     faults: for each file name what its next requests meet, in turn: "500", "404", "cut" (half of the body), "wrong"
     (one byte), "hang" (half, then nothing), "refuse" (the connection closes); "always:FAULT" stays.
     rate: bytes a second of each connection. watch: called with (file name, bytes sent so far) before each piece.
+    last: of the newest answer with a body, the bytes after which nothing more comes, or None where it does not hang.
     """
 
     daemon_threads = True
@@ -31,6 +32,7 @@ class Server(ThreadingHTTPServer):
         self.faults: defaultdict[str, list[str]] = defaultdict(list)
         self.requests: list[tuple[str, int]] = []  # (file name, first byte)
         self.watch: Callable[[str, int], object] = lambda name, sent: None
+        self.last: int | None = None
         self.ended = threading.Event()
         self._guard = threading.Lock()
 
@@ -85,12 +87,13 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, name: str, body: bytes, first: int, partial: bool, fault: str) -> None:
         if fault == "wrong":
             body = body[:-700] + bytes([body[-700] ^ 1]) + body[-699:]
+        stop = first + (len(body) - first) // 2 if fault in ("cut", "hang") else len(body)
+        self.server.last = stop - first if fault == "hang" else None
         self.send_response(206 if partial else 200)
         if partial:
             self.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
         self.send_header("Content-Length", str(len(body) - first))
         self.end_headers()
-        stop = first + (len(body) - first) // 2 if fault in ("cut", "hang") else len(body)
         for place in range(first, stop, PIECE):
             self.server.watch(name, place)
             self.wfile.write(body[place:min(place + PIECE, stop)])

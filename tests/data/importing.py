@@ -14,12 +14,17 @@ from lfhelpers.data import Manifest, importers
 from lfhelpers.runs import project
 from tests.data.toy_shards import contents
 
-SLOW_PACK = """
+HELD_PACK = """
 import sys, time
 from lfhelpers.data import importers
 from lfhelpers.data.importers import images, steps
+
+def hold(index):
+    if index == int(sys.argv[3]):
+        time.sleep(600)
+
 for kind in (images.ImageTexts, steps.Steps):
-    kind.__call__ = lambda self, index, whole=kind.__call__: time.sleep(0.05) or whole(self, index)
+    kind.__call__ = lambda self, index, whole=kind.__call__: hold(index) or whole(self, index)
 importers.pack(sys.argv[1], sys.argv[2], readers=1, progress=False)
 """
 
@@ -51,19 +56,19 @@ def stock_counts(made: Manifest) -> tuple[int, int]:
 
 
 def check_killed_and_resumed(source: Path, folder: Path) -> None:
-    """Packing killed when it has a shard and not all, then continued by two writers, gives what one go gives."""
+    """Packing killed at the last sample, then continued by two writers, gives what one go gives."""
     whole = importers.pack(source, folder / "whole", readers=1, progress=False)
-    before = snapshot(source)
-    process = subprocess.Popen([sys.executable, "-c", SLOW_PACK, str(source), str(folder / "set")], cwd=project(),
-                               stdout=subprocess.DEVNULL)
+    before, last = snapshot(source), len(whole.shards) - 1
+    process = subprocess.Popen([sys.executable, "-c", HELD_PACK, str(source), str(folder / "set"),
+                                str(whole.samples - 1)], cwd=project(), stdout=subprocess.DEVNULL)
     building = folder / ".set.building"
-    while not list(building.glob(".rows/*.npz")):
+    while not list(building.glob(f".shard-{last:05d}.*.tmp")):
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()
     process.wait()
     assert not (folder / "set").exists()
-    assert 0 < len(list(building.glob(".rows/*.npz"))) < len(whole.shards)
+    assert len(list(building.glob(".rows/*.npz"))) == last > 0
     importers.pack(source, folder / "set", readers=1, jobs=2, progress=False)
     assert contents(folder / "set") == contents(folder / "whole")
     assert snapshot(source) == before

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from lfhelpers.data.locks import Locked
 from lfhelpers.data.manifest import Shard
 from lfhelpers.errors import LfError
 from tests.data.http_server import Server
+from tests.data.remote_epochs import wait_for
 
-QUICK = Patience(tries=3, first=0.005, longest=0.02, stall=0.5, seed=1)
+QUICK = Patience(tries=3, first=0.005, longest=0.02, stall=60, seed=1)
 SIZE = 20_000
 FORK: Any = multiprocessing.get_context("fork")
 
@@ -73,13 +75,6 @@ def in_fork(work: Callable[[], object]) -> Any:
     return process
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_shard_is_fetched_once_and_then_read_from_disk(served: Server, cache: Cache) -> None:
     assert read(cache, 0) == read(cache, 0) == body(0)
     assert served.count() == {"shard-0.tar": 1} and here(cache) == [0]
@@ -113,9 +108,10 @@ def test_what_is_being_read_stays(cache: Cache) -> None:
 
 def test_no_room_is_waited_for_and_then_a_sentence(served: Server, cache: Cache) -> None:
     held = [cache.open(shard(number)) for number in range(3)]
+    impatient = replace(cache, patience=replace(QUICK, stall=0.5))
     with pytest.raises(LfError, match=r"^shard shard-3.tar finds no room in .*/cache: other shards fill the limit of "
                                       r"6.001e-05 GB and are all being read or fetched; give a larger data.cache_gb"):
-        read(cache, 3)
+        read(impatient, 3)
     with pytest.raises(NoRoom):
         cache.fetch(shard(3), tuple, ahead=True)
     assert here(cache) == [0, 1, 2] and "shard-3.tar" not in served.count()

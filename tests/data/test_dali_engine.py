@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import re
 import signal
 import struct
 import sys
@@ -241,9 +242,12 @@ def test_ctrl_c_reaches_the_training_process_alone(dataset: Manifest) -> None:
 
 
 def test_twenty_loaders_leave_nothing_behind(dataset: Manifest) -> None:
-    def held() -> tuple[set[int], int, set[str], int]:
+    ours = {os.getpid()}
+
+    def held() -> tuple[set[int], int, list[str], int]:
         gc.collect()
-        return children(), len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm")), psutil.Process().num_threads()
+        named = [name for name in os.listdir("/dev/shm") if ours & {int(pid) for pid in re.findall(r"\d+", name)}]
+        return children(), len(os.listdir("/proc/self/fd")), named, psutil.Process().num_threads()
 
     plan = make_plan(job(), dataset, 1)
     for stop in (3, 1):  # what DALI and torch open once
@@ -254,6 +258,7 @@ def test_twenty_loaders_leave_nothing_behind(dataset: Manifest) -> None:
         loader = make_loader(job(), dataset, plan, ToyFields(), tensors, 0, stop=100)
         for _ in zip(range(number % 3), loader, strict=False):
             pass
+        ours |= children()
         loader.close()
         del loader
     assert held() == before

@@ -17,7 +17,7 @@ NAMES = st.text(LETTERS, min_size=1, max_size=160)
 MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1500)), max_size=8)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(MEMBERS, st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]), st.integers(0, 2**31), st.booleans())
 def test_the_walk_sees_what_tarfile_sees_and_no_half_member(
         tmp_path: Path, given_members: list[tuple[str, bytes]], form: int, cut: int, whole: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,29 +20,35 @@ import pytest
 from lfhelpers.data import Manifest, shards, tar
 from lfhelpers.errors import LfError
 from lfhelpers.runs import project
-from tests.data.toy_shards import SAMPLES, contents, failing_sample, make, sample, slow_sample
+from tests.data.toy_shards import SAMPLES, contents, failing_sample, make, sample
 
+Writing = Callable[[int], subprocess.Popen[bytes]]
 WRITE = """
-import sys
+import functools, pathlib, sys
 from lfhelpers.data import shards
-from tests.data.toy_shards import slow_sample
-shards.write(sys.argv[1], slow_sample, 37, readers=1, jobs=int(sys.argv[2]), progress=False)
+from tests.data.toy_shards import SAMPLES, held_sample
+sample = functools.partial(held_sample, pathlib.Path(sys.argv[2]))
+shards.write(sys.argv[1], sample, SAMPLES, readers=1, jobs=int(sys.argv[3]), progress=False)
 """
 
 
-def writing(out: Path, jobs: int) -> subprocess.Popen[bytes]:
-    """A process that writes the toy set slowly, at a moment when one shard at least is finished and one is not."""
-    command = [sys.executable, "-c", WRITE, str(out), str(jobs)]
-    process = subprocess.Popen(command, cwd=project(), stderr=subprocess.PIPE)
-    building = out.with_name(f".{out.name}.building")
-    while not list(building.glob(".rows/*.npz")) or not list(building.glob(".shard*.tmp")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    return process
+@pytest.fixture
+def writing(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Starts a process that writes the toy set, held in the midst of the third shard until there is a file `go`."""
+    building = tmp_path / ".set.building"
+    with contextlib.ExitStack() as stack:
+        stack.callback((tmp_path / "go").touch)
 
+        def start(jobs: int) -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-c", WRITE, str(tmp_path / "set"), str(tmp_path / "go"), str(jobs)]
+            process = stack.enter_context(subprocess.Popen(command, cwd=project(), stderr=subprocess.PIPE))
+            stack.callback(process.kill)
+            while not list(building.glob(".rows/*.npz")) or not list(building.glob(".shard-00002.*.tmp")):
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.01)
+            return process
 
-def ended(processes: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(processes, timeout=15)[1]
+        yield start
 
 
 def test_writers_of_any_number_give_the_same_bytes(dataset: Manifest, tmp_path: Path) -> None:
@@ -50,12 +58,14 @@ def test_writers_of_any_number_give_the_same_bytes(dataset: Manifest, tmp_path: 
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_killed_work_is_continued_to_the_same_bytes(dataset: Manifest, tmp_path: Path, jobs: int) -> None:
-    process = writing(tmp_path / "set", jobs)
+def test_killed_work_is_continued_to_the_same_bytes(dataset: Manifest, tmp_path: Path, writing: Writing, jobs: int
+                                                    ) -> None:
+    process = writing(jobs)
     family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
-    assert ended(family)  # writers whose parent is gone end by themselves
+    (tmp_path / "go").touch()
+    psutil.wait_procs(family)  # writers whose parent is gone end by themselves
     assert not (tmp_path / "set").exists()
     building = tmp_path / ".set.building"
     finished = {path: path.stat().st_mtime_ns for path in building.glob("*.tar")
@@ -65,17 +75,19 @@ def test_killed_work_is_continued_to_the_same_bytes(dataset: Manifest, tmp_path:
     make(tmp_path / "set")
     assert contents(tmp_path / "set") == contents(dataset.folder)
     assert {path: path.stat().st_mtime_ns for path in renamed} == renamed
-    assert os.listdir(tmp_path) == ["set"]
+    assert sorted(os.listdir(tmp_path)) == ["go", "set"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_an_interrupt_leaves_no_process_and_no_half_file(dataset: Manifest, tmp_path: Path, jobs: int) -> None:
-    process = writing(tmp_path / "set", jobs)
+def test_an_interrupt_leaves_no_process_and_no_half_file(dataset: Manifest, tmp_path: Path, writing: Writing, jobs: int
+                                                         ) -> None:
+    process = writing(jobs)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    (tmp_path / "go").touch()
+    _, error = process.communicate()
     assert process.returncode != 0 and b"KeyboardInterrupt" in error
-    assert ended(family)
+    psutil.wait_procs(family)
     assert not list((tmp_path / ".set.building").rglob("*.tmp"))
     make(tmp_path / "set")
     assert contents(tmp_path / "set") == contents(dataset.folder)
@@ -213,12 +225,10 @@ def test_a_folder_with_other_things_is_not_written_into(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "notes") == ["todo.txt"]
 
 
-def test_two_calls_do_not_write_one_folder(tmp_path: Path) -> None:
-    process = writing(tmp_path / "set", 1)
+def test_two_calls_do_not_write_one_folder(tmp_path: Path, writing: Writing) -> None:
+    writing(1)
     with pytest.raises(LfError, match=r"another process is writing .*set.building"):
         make(tmp_path / "set")
-    process.kill()
-    process.communicate()
 
 
 @pytest.mark.parametrize(("members", "sentence"), [
@@ -255,5 +265,5 @@ def test_a_folder_without_rights_is_one_sentence(tmp_path: Path) -> None:
 def test_the_bar_is_silent_without_a_terminal_unless_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards.write(tmp_path / "silent", sample, 9)
     assert capsys.readouterr().err == ""
-    shards.write(tmp_path / "loud", slow_sample, 9, progress="always")
+    shards.write(tmp_path / "loud", sample, 9, progress="always")
     assert "9/9" in capsys.readouterr().err

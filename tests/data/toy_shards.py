@@ -18,7 +18,7 @@ from lfhelpers.data import Manifest, shards
 if TYPE_CHECKING:
     from torch import Tensor
 
-SAMPLES = 37
+SAMPLES, HELD = 37, 20
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ def sample(index: int) -> dict[str, bytes]:
     return {"front.jpg": photo(index, 0), "wrist.jpg": photo(index, 1), "number": struct.pack("<q", index)}
 
 
-def slow_sample(index: int) -> dict[str, bytes]:
-    """The same, slowly enough to be interrupted."""
-    time.sleep(0.03)
+def held_sample(go: Path, index: int) -> dict[str, bytes]:
+    """The same, but one of the third shard of four waits until `go` is there."""
+    while index == HELD and not go.exists():
+        time.sleep(0.01)
     return sample(index)
 
 

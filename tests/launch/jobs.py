@@ -1,10 +1,11 @@
 """What is left of a job, and waiting for things to happen."""
 
+import subprocess
 import time
 
 import psutil
 
-from lfhelpers.processes import RUN
+from lfhelpers.processes import RUN, Member
 from lfhelpers.runs import Run
 
 
@@ -20,21 +21,41 @@ def belonging(run: Run) -> set[int]:
     return {pid for pid in found if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
 
 
-def left_after(run: Run, seconds: float) -> tuple[set[int], float]:
-    """The run's processes that still live after `seconds`, as soon as there are none; and the seconds that it took."""
-    began = time.monotonic()
-    while (left := belonging(run)) and time.monotonic() - began < seconds:
-        time.sleep(0.05)
-    return left, time.monotonic() - began
+def supervisor_of(run: Run) -> Member:
+    """The process that ends all others of the run; until it has written its own pid, its launcher's stands there."""
+    until(lambda: "nproc" in run.status, run)
+    return Member.of(run.status["pid"])
 
 
-def until(condition, seconds: float = 60.0):
-    """The first true value of condition()."""
+def left_after(run: Run, supervisor: Member | None) -> tuple[set[int], float]:
+    """The run's processes that its supervisor has left behind at its own end; and the seconds until that end.
+
+    supervisor: None where it was killed, and the system ends the others one by one: then until none is left.
+    """
     began = time.monotonic()
-    while not (value := condition()):
-        assert time.monotonic() - began < seconds, f"nothing came within {seconds} s"
+    until(lambda: not (supervisor.alive if supervisor else belonging(run)))
+    return belonging(run), time.monotonic() - began
+
+
+def until(condition, *alive: subprocess.Popen | Run):
+    """The first true value of condition(); fails at once when one of `alive` has ended without it.
+
+    How long it takes depends on what else the machine does, so only pytest's own time limit ends it otherwise.
+    """
+    while True:
+        ended = [words for one in alive if (words := end_of(one))]  # before the look, which then sees all it has done
+        if value := condition():
+            return value
+        assert not ended, ended
         time.sleep(0.05)
-    return value
+
+
+def end_of(one: subprocess.Popen | Run) -> str:
+    """How a process or a run has ended; empty while it goes on."""
+    if isinstance(one, subprocess.Popen):
+        return "" if one.poll() is None else f"{one.args} exited with {one.returncode}"
+    status = one.status if one.read("status.json") else {"state": "running"}
+    return "" if status["state"] == "running" else f"{one.id} {status['state']}: {status['reason']}"
 
 
 def working(run: Run, ranks: int = 2) -> bool:

@@ -64,16 +64,18 @@ def cluster():
         environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(config)}
         files = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munged.pid",
                  "log-file": folder / "munged.log", "seed-file": folder / "munged.seed"}
+        daemons = []
         for command in (["munged", "--foreground", "--force", *(f"--{key}={path}" for key, path in files.items())],
                         ["slurmctld", "-D", "-f", str(config)], ["slurmd", "-D", "-f", str(config), "-N", "localhost"]):
             program = shutil.which(command[0], path=PATH)
             daemon = subprocess.Popen([program, *command[1:]], env=environment, stdin=subprocess.DEVNULL,
                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(_end, daemon)
+            daemons.append(daemon)
             if command[0] == "munged":
-                until((folder / "munge.socket").exists, 20)
+                until((folder / "munge.socket").exists, daemon)
         until(lambda: "idle" in subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True,
-                                               text=True).stdout, 30)
+                                               text=True).stdout, *daemons)
         yield {key: environment[key] for key in ("PATH", "SLURM_CONF")}
         subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], env=environment, check=False,
                        capture_output=True)

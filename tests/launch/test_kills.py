@@ -1,5 +1,6 @@
 """However a job's parents die, nothing of it stays: real 2-rank jobs, each ended in another way."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from lfhelpers import runs
-from lfhelpers.runs import Run
-from tests.launch.jobs import belonging, left_after, until, working
+from lfhelpers.launch import supervisor as rules
+from lfhelpers.processes import Member, end_tree
+from tests.launch.jobs import belonging, left_after, supervisor_of, until, working
 
 LAUNCH = """
 import os, sys, time
@@ -29,16 +31,16 @@ if job.name == "forked":
     started.wait()
 launch(job, 2, module="ranks.sleeper", args=sys.argv[2:])
 """
-# name: (arguments of the ranks, who gets the signal, the signal, the seconds that the end may take)
+# name: (arguments of the ranks, who gets the signal, the signal)
 CASES = {
-    "kill": ([], "launcher", signal.SIGKILL, 5),
-    "forked": ([], "launcher", signal.SIGKILL, 5),  # a child of the launcher lives on and holds the job's pipe open
-    "term": ([], "launcher", signal.SIGTERM, 5),
-    "stop": ([], "launcher", signal.SIGINT, 5),
-    "told": ([], "supervisor", signal.SIGTERM, 5),
-    "supervisor": (["--child", "dying"], "supervisor", signal.SIGKILL, 5),
-    "torchrun": ([], "torchrun", signal.SIGKILL, 5),
-    "stubborn": (["--ignore-term"], "launcher", signal.SIGKILL, 15),
+    "kill": ([], "launcher", signal.SIGKILL),
+    "forked": ([], "launcher", signal.SIGKILL),  # a child of the launcher lives on and holds the job's pipe open
+    "term": ([], "launcher", signal.SIGTERM),
+    "stop": ([], "launcher", signal.SIGINT),
+    "told": ([], "supervisor", signal.SIGTERM),
+    "supervisor": (["--child", "dying"], "supervisor", signal.SIGKILL),
+    "torchrun": ([], "torchrun", signal.SIGKILL),
+    "stubborn": (["--ignore-term"], "launcher", signal.SIGKILL),
 }
 
 
@@ -47,28 +49,30 @@ def launchers(place: Path):
     """A launcher of its own for each case, all at work."""
     started = {name: subprocess.Popen([sys.executable, "-c", LAUNCH, name, *case[0]], stdout=subprocess.PIPE, text=True)
                for name, case in CASES.items()}
-    until(lambda: len(runs.find()) == len(CASES) and all(working(run) for run in runs.find()))
-    yield {run.recipe.name: (started[run.recipe.name], run) for run in runs.find()}
-    for launcher in started.values():
-        launcher.kill()
-        launcher.wait()
+    try:
+        until(lambda: len(runs.find()) == len(CASES) and all(working(run) for run in runs.find()), *started.values())
+        yield {run.recipe.name: (started[run.recipe.name], run) for run in runs.find()}
+    finally:
+        for launcher in started.values():
+            launcher.kill()
+            launcher.wait()
 
 
-def pid_of(who: str, launcher: subprocess.Popen, run: Run) -> int:
-    if who == "launcher":
-        return launcher.pid
-    supervisor = run.status["pid"]
-    return supervisor if who == "supervisor" else int(subprocess.check_output(["pgrep", "-P", str(supervisor)]))
+def pid_of(who: str, launcher: subprocess.Popen, supervisor: Member) -> int:
+    if who == "torchrun":
+        return int(subprocess.check_output(["pgrep", "-P", str(supervisor.pid)]))
+    return launcher.pid if who == "launcher" else supervisor.pid
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_left(launchers, name, record_property, capsys):
     launcher, run = launchers[name]
-    _, who, number, seconds = CASES[name]
+    _, who, number = CASES[name]
+    supervisor = supervisor_of(run)
     # supervisor, torchrun, two ranks, and a worker of each
     assert len(belonging(run)) == 6
-    os.kill(pid_of(who, launcher, run), number)
-    left, took = left_after(run, seconds)
+    os.kill(pid_of(who, launcher, supervisor), number)
+    left, took = left_after(run, None if name == "supervisor" else supervisor)
     record_property("seconds", took)
     with capsys.disabled():
         print(f"\n{name}: {who} got {number.name}, all processes ended after {took:.2f} s")
@@ -85,4 +89,10 @@ def test_nothing_is_left(launchers, name, record_property, capsys):
         assert run.status["reason"] == "the supervisor got SIGTERM"
     elif who == "torchrun":
         assert run.status["reason"] == "torchrun was killed (signal 9), often out of memory"
-    assert launcher.returncode == -number if who == "launcher" else 1
+    assert launcher.returncode == (-number if who == "launcher" else 1)
+
+
+def test_the_rules_leave_less_than_five_seconds():
+    kill = inspect.signature(end_tree).parameters["kill"].default
+    assert rules.GRACE + kill < 5, "a signal, or the end of the launcher's pipe, wakes the supervisor at once"
+    assert rules.LOOK + rules.GRACE < 5, "where only its next look tells, and KILL ends the rest"

@@ -2,7 +2,6 @@
 
 import gc
 import signal
-import socket
 import subprocess
 import sys
 import warnings
@@ -11,7 +10,7 @@ import pytest
 
 from lfhelpers import runs
 from lfhelpers.errors import LfError
-from lfhelpers.launch import Job, LaunchError, launch, resumed, start, status_line
+from lfhelpers.launch import Job, LaunchError, checks, launch, resumed, start, status_line
 from lfhelpers.measure import formats
 from lfhelpers.recipe import recipe
 from tests.launch.jobs import until, working
@@ -24,7 +23,7 @@ def jobs(place):
     """Five jobs at once: one that ends well, four that fail."""
     failing = ("raises", "exits", "killed", "sentence")
     started = {how: start(JOB, 2, module="ranks.failing", args=[how]) for how in failing}
-    started["done"] = start(JOB, 2, module="ranks.sleeper", args=["--steps", "80"])
+    started["done"] = start(JOB, 2, module="ranks.sleeper", args=["--steps", "80", "--then", str(place / "seen")])
     yield started
     for job in started.values():
         job.stop()
@@ -38,15 +37,16 @@ def failure(job) -> LaunchError:
     return caught.value
 
 
-def test_a_job_runs_on_when_nobody_keeps_it_and_ends_done(jobs):
+def test_a_job_runs_on_when_nobody_keeps_it_and_ends_done(jobs, place):
     run = jobs["done"].run
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jobs.pop("done")  # the pipe that keeps the supervisor going must outlive the dropped Job
         gc.collect()
     assert run.status["state"] == "running"
-    until(lambda: working(run))  # logs are readable while it runs
+    until(lambda: working(run), run)  # logs are readable while it runs
     assert status_line(run).split("  ")[1:4] == ["loss 0.5000", "320.0 samples/s", "data wait 25 %"]
+    (place / "seen").touch()
     until(lambda: run.status["state"] != "running")
     assert (run.status["state"], status_line(run)) == ("done", "done: 80/80 steps, loss 0.5000")
     header, first, *_ = (run.path / "logs" / "rank-1.log").read_text().splitlines()
@@ -86,10 +86,7 @@ def test_a_mistake_of_the_user_is_one_sentence(jobs):
 
 
 def test_a_run_goes_on_in_its_own_folder_on_a_given_port(place, capsys):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    run = launch(JOB, 1, module="ranks.sleeper", args=["--steps", "1"], port=port)
+    run = launch(JOB, 1, module="ranks.sleeper", args=["--steps", "1"], port=checks.free_port())
     (run.path / "logs" / "torchrun" / "old").mkdir()
     with pytest.raises(LaunchError):
         launch(run.recipe, 1, resume=run.id, watch=False, module="ranks.failing", args=["sentence"])
@@ -122,7 +119,7 @@ def impostor(code: str) -> Job:
     with (run.path / "logs" / "supervisor.log").open("wb") as log:
         command = [sys.executable, "-c", f"import signal, sys, time; print('a word', flush=True); {code}"]
         job = Job(run, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log))
-    until(lambda: (run.path / "logs" / "supervisor.log").read_text())
+    until(lambda: (run.path / "logs" / "supervisor.log").read_text(), job._supervisor)
     return job
 
 
@@ -134,7 +131,7 @@ def test_a_supervisor_that_could_not_start_says_why(place):
 def test_a_supervisor_that_does_not_end_its_job_is_ended(place, monkeypatch):
     monkeypatch.setattr(sys.modules["lfhelpers.launch"], "STOP", 0.3)  # the name itself is the verb's
     job = impostor("signal.signal(signal.SIGUSR1, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)")
-    until(lambda: "ready" in (job.run.path / "logs" / "supervisor.log").read_text())
+    until(lambda: "ready" in (job.run.path / "logs" / "supervisor.log").read_text(), job._supervisor)
     job.stop(signal.SIGUSR1)
     assert job.poll() == "stopped"
     assert job.run.status["reason"].startswith("the supervisor was ")

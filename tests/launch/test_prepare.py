@@ -1,6 +1,7 @@
 """The default dataset is rendered where nobody named one, through the command, and once, however many ask for it."""
 
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -14,8 +15,8 @@ from lfhelpers.measure import formats
 from lfhelpers.recipe import recipe
 
 
-def test_a_job_waits_for_the_one_that_renders_the_default_dataset(runs_root, monkeypatch, capsys):
-    rendered = []
+def test_a_job_waits_for_the_one_that_renders_the_default_dataset(runs_root, monkeypatch):
+    rendered, said = [], queue.Queue()
 
     def render():
         rendered.append(threading.current_thread().name)
@@ -23,17 +24,17 @@ def test_a_job_waits_for_the_one_that_renders_the_default_dataset(runs_root, mon
         (prepare.default_folder() / "manifest.json").touch()
 
     monkeypatch.setattr(prepare, "_render_default", render)
+    monkeypatch.setattr(prepare, "print", lambda line, flush: said.put(line), raising=False)
     prepare.default_folder().parent.mkdir(parents=True)
     second = threading.Thread(target=prepare._make_default)
     with Locked(prepare.default_folder().with_name(".tabletop.wanted"), os.O_RDWR | os.O_CREAT) as first:
         assert first.exclusive()
         second.start()
-        second.join(0.5)
+        assert said.get() == f"another process renders the dataset into {prepare.default_folder()}; waiting for it"
         assert second.is_alive() and rendered == []
         render()
-    second.join(10)
-    assert rendered == ["MainThread"]
-    assert "another process renders the dataset" in capsys.readouterr().out
+    second.join()
+    assert rendered == ["MainThread"] and said.empty()
 
 
 def test_the_default_set_is_rendered_on_first_use_and_then_taken(runs_root, monkeypatch, capfd):

@@ -68,6 +68,12 @@ def test_without_gpus_or_requeue_neither_is_asked_for(run):
     assert "--gpus" not in text and "--no-requeue" in text and "scontrol requeue" not in text
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal by now."""
+    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), flags=re.MULTILINE)[1]
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (processes.LEFT, True)])
 def test_the_scripts_end(run, tmp_path, code, requeued):
     """With stand-ins for Slurm: USR1 reaches srun, whose exit code becomes the script's, and 75 alone is requeued."""
@@ -82,10 +88,11 @@ def test_the_scripts_end(run, tmp_path, code, requeued):
                              env={**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"})
     batch.stdin.write(script(run, ONE))
     batch.stdin.close()
-    until((tmp_path / "up").exists, 20)
+    until((tmp_path / "up").exists, batch)
+    until(lambda: catches(batch.pid, signal.SIGUSR1), batch)
     batch.send_signal(signal.SIGUSR1)
     said = batch.stdout.read()
-    assert batch.wait(20) == code
+    assert batch.wait() == code
     assert said.splitlines() == ["told", *(["scontrol requeue 7"] if requeued else [])]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from lfhelpers.launch import LaunchError, launch, start
 from lfhelpers.recipe import recipe
-from tests.launch.jobs import left_after, until, working
+from tests.launch.jobs import belonging, supervisor_of, until, working
 
 JOB = recipe(device="cpu", steps=80, name="alone")
 FAILING = ("raises", "exits", "killed", "sentence")
@@ -30,12 +30,12 @@ def failure(job):
 
 def test_it_has_no_process_above_it_but_the_supervisor_and_can_meet_itself(jobs):
     run = jobs["stopped"].run
-    until(lambda: working(run, 1))
-    (rank,) = psutil.Process(run.status["pid"]).children()
+    until(lambda: working(run, 1), run)
+    (rank,) = psutil.Process(supervisor_of(run).pid).children()
     assert "lfhelpers.launch.rank" in rank.cmdline() and "torch.distributed.run" not in rank.cmdline()
     assert not list((run.path / "logs").glob("torchrun*.log"))
     jobs["stopped"].stop()
-    assert left_after(run, 5)[0] == set() and run.status["state"] == "stopped"
+    assert belonging(run) == set() and run.status["state"] == "stopped"
     failure(jobs["raises"])
     assert "met 1" in (jobs["raises"].run.path / "logs" / "rank-0.log").read_text(), "torch.distributed found its place"
 

@@ -1,9 +1,10 @@
 """The line that says how a run goes, from steps.jsonl as it grows."""
 
 import os
+import sys
 import tempfile
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -29,6 +30,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     run = runs.create(recipe(steps=7200))
     run.set_status("running", pid=os.getpid())
     return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What the line takes for the time, which stands still."""
+    still = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(sys.modules["lfhelpers.launch.watch"], "time", still)  # the name itself is the verb's
+    return still
 
 
 @given(steps=st.integers(0, 60), cuts=st.lists(st.integers(0, 3000), max_size=8))
@@ -76,7 +85,7 @@ def test_rows_that_a_resumed_run_cut_off_are_forgotten(run):
     assert [item["step"] for item in tail.rows] == [1]
 
 
-def test_the_line_while_it_runs_leaves_the_profiled_step_out_of_the_rates(run):
+def test_the_line_while_it_runs_leaves_the_profiled_step_out_of_the_rates(run, clock):
     assert status_line(run) == "starting, 0 s"
     run.append_steps([row(1), row(2, probe=True, step_ms=9000.0), row(3, loss=1.5)])
     assert status_line(run.id) == "step 3/7200  loss 1.5000  640.0 samples/s  data wait 40 %  ETA 0:12:00"
@@ -95,10 +104,17 @@ def test_a_job_that_writes_no_steps_is_done_without_any(run):
     assert status_line(run) == "done"
 
 
-def test_watching_from_elsewhere_follows_the_run_to_its_end(run, capsys):
+def test_watching_from_elsewhere_follows_the_run_to_its_end(run, clock, capsys):
     run.append_steps([row(1)])
-    threading.Timer(0.2, run.set_status, ["done"]).start()
-    assert watch(run.id, every=0.05) == run
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            run.set_status("done")
+
+    clock.sleep = sleep
+    assert watch(run.id, every=0.05) == run and pauses == [0.05] * 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 1/7200") and lines[1:] == ["done: 1/7200 steps, loss 2.0000"]  # no line between
 

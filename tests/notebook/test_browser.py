@@ -19,7 +19,7 @@ from nbformat.v4 import new_code_cell
 from lfhelpers import runs
 from lfhelpers.notebook import catalogue
 from lfhelpers.processes import Member, die_with_parent, end_tree
-from tests.launch.jobs import belonging, left_after, until
+from tests.launch.jobs import belonging, left_after, supervisor_of, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install -e '.[dev]'")
 
@@ -64,8 +64,8 @@ def lab(tmp_path, tabletop_shards, monkeypatch):
         server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True,
                                   preexec_fn=functools.partial(die_with_parent, os.getpid()))  # also of a killed test
     try:
-        found = until(lambda: next((tmp_path / "RUNTIME").glob("jpserver-*.json"), None))
-        facts = until(lambda: read_whole(found))
+        found = until(lambda: next((tmp_path / "RUNTIME").glob("jpserver-*.json"), None), server)
+        facts = until(lambda: read_whole(found), server)
         yield f"{facts['url']}lab/tree/{LESSON}?token={facts['token']}"
     finally:
         end_tree(Member.of(server.pid), set())
@@ -77,9 +77,10 @@ def page(lab):
     """A page of Chromium with the lesson open."""
     assert CHROMIUM, "no browser on CI: .ci/run says why none could be installed"
     with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET, timeout=SOON)
         page = browser.new_page(viewport={"width": 1280, "height": 1600})
         page.set_default_timeout(SOON)
+        sync_api.expect.set_options(timeout=SOON)
         page.goto(lab)
         yield page
         browser.close()
@@ -105,9 +106,10 @@ def test_the_first_lesson_in_a_browser(page, tmp_path):
     page.reload()
     a_reload_keeps_the_dashboard(page, run)
 
+    supervisor = supervisor_of(run)
     board(page).get_by_role("button", name="Stop").press("Enter")
-    sync_api.expect(board(page)).to_contain_text("stopped", timeout=SOON)
-    assert left_after(run, 5)[0] == set()
+    sync_api.expect(board(page)).to_contain_text("stopped")
+    assert left_after(run, supervisor)[0] == set()
     assert run.status["state"] == "stopped"
 
 
@@ -158,7 +160,7 @@ def a_job_of_two_ranks(page):
 
 def a_reload_keeps_the_dashboard(page, run):
     """The panel is there again, of the same job, and goes on."""
-    sync_api.expect(board(page)).to_contain_text(run.id, timeout=SOON)
+    sync_api.expect(board(page)).to_contain_text(run.id)
     step = steps(page)
     until(lambda: steps(page) > step)
     page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached")
@@ -173,7 +175,7 @@ def board(page):
 
 
 def steps(page):
-    sync_api.expect(board(page)).to_contain_text(re.compile(r"[1-9]\d* of 100,000 steps"), timeout=SOON)
+    sync_api.expect(board(page)).to_contain_text(re.compile(r"[1-9]\d* of 100,000 steps"))
     return int(re.search(r"([\d,]+) of 100,000 steps", board(page).text_content())[1].replace(",", ""))
 
 

@@ -22,6 +22,8 @@ def root(tmp_path_factory, rendered):
         yield folder
 
 
+@pytest.mark.long
+@pytest.mark.timeout(runner.TIMEOUT["smoke"])
 @pytest.mark.parametrize("path", catalogue.select(), ids=lambda path: path.stem)
 def test_a_lesson_plays_to_its_end(path, root):
     assert runner.play([path.stem], SHORTER.get(path.stem, {}), profile="smoke", out=root / "out") == 0

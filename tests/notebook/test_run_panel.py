@@ -1,6 +1,8 @@
 """The panel of a run, while it runs and afterwards: figures of its folder, read out without colours."""
 
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +21,9 @@ def run(runs_root):
     return run
 
 
-def test_before_its_first_step_a_run_says_that_it_starts(run):
+def test_before_its_first_step_a_run_says_that_it_starts(run, monkeypatch):
+    still = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(sys.modules["lfhelpers.launch.watch"], "time", still)  # the name itself is the verb's
     now = Follower(run).now()
     assert (now.state, now.step, now.total, now.losses) == ("running", 0, 1000, ())
     html, text = panel(now)

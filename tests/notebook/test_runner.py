@@ -13,6 +13,8 @@ import pytest
 from lfhelpers.data.locks import Locked
 from lfhelpers.errors import LfError
 from lfhelpers.notebook import html, runner
+from lfhelpers.processes import Member
+from tests.launch.jobs import until
 from tests.notebook.lessons import code, lesson, save
 
 GOOD = [
@@ -138,11 +140,11 @@ child.wait()"""
     while not (results.exists() and json.loads(results.read_text())["results"]):
         assert runner_process.poll() is None
         time.sleep(0.1)
+    child = Member.of(json.loads(results.read_text())["results"][0]["value"])
+    assert child.alive
     runner_process.send_signal(signal.SIGTERM)
-    assert runner_process.wait(timeout=30) == 130
-    child = json.loads(results.read_text())["results"][0]["value"]
-    with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
+    assert runner_process.wait() == 130
+    until(lambda: not child.alive)
     assert status(out, "00_long")["state"] == "interrupted"
     assert "the runner was interrupted" in (out / "00_long" / "00_long.ipynb").read_text()
 

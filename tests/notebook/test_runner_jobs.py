@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lfhelpers import runs
-from tests.launch.jobs import belonging, left_after, until, working
+from tests.launch.jobs import belonging, left_after, supervisor_of, until, working
 from tests.notebook.lessons import lesson, save
 
 CELL = """import lfhelpers as lf
@@ -26,12 +26,13 @@ def test_the_end_of_the_runner_ends_a_two_rank_job(signum, tmp_path, runs_root, 
     save(tmp_path, "00_job", lesson(CELL))
     program = RUNNER.format(folder=str(tmp_path), out=str(tmp_path / "out"))
     runner = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
-    run = until(lambda: next(iter(runs.find()), None))
-    until(lambda: working(run))
+    (run,) = until(runs.find, runner)
+    until(lambda: working(run), runner)
+    supervisor = supervisor_of(run)
     assert len(belonging(run)) == 6  # supervisor, torchrun, two ranks, a worker of each
     runner.send_signal(signum)
-    left, took = left_after(run, 5)
-    code = runner.wait(timeout=30)
+    left, took = left_after(run, supervisor)
+    code = runner.wait()
     with capsys.disabled():
         print(f"\nrunner ended by {signum.name}: the job's processes ended after {took:.2f} s")
     assert left == set()

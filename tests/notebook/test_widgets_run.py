@@ -12,10 +12,9 @@ from lfhelpers.errors import LfError
 from lfhelpers.launch import start, stop
 from lfhelpers.notebook.widgets_run import Dashboard, command_of, dashboard, running
 from lfhelpers.recipe import recipe
-from tests.launch.jobs import belonging, left_after, until, working
+from tests.launch.jobs import left_after, supervisor_of, until, working
 
 SLEEPER = recipe(device="cpu", steps=10_000)
-LONG = 200.0  # seconds that ranks may take to start where many tests run
 ELSEWHERE = """
 from lfhelpers.launch import launch
 from lfhelpers.recipe import recipe
@@ -34,26 +33,28 @@ def test_run_and_stop_of_two_ranks(ranks):
     assert board.stop_button.disabled and not board.run_button.disabled
     board.run_button.click()
     board.run_button.click()  # while it starts: nothing more
-    until(lambda: "samples/s" in board.panel.value, LONG)
-    (run,) = runs.find()
-    assert board.run_button.disabled and not board.stop_button.disabled
+    (run,) = until(runs.find)
+    until(lambda: "samples/s" in board.panel.value, run)
+    supervisor = supervisor_of(run)
+    assert runs.find() == [run] and board.run_button.disabled and not board.stop_button.disabled
     board.stop_button.click()
     until(lambda: "stopped" in board.panel.value and not board.run_button.disabled)
-    assert left_after(run, 5)[0] == set() and run.status["state"] == "stopped"
+    assert left_after(run, supervisor)[0] == set() and run.status["state"] == "stopped"
     assert board.stop_button.disabled
 
 
 def test_a_job_of_another_process_is_joined_and_can_be_stopped(ranks):
     other = subprocess.Popen([sys.executable, "-c", ELSEWHERE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        run = until(lambda: running("competent"), LONG)
-        until(lambda: working(run), LONG)
+        run = until(lambda: running("competent"), other)
+        until(lambda: working(run), other)
+        supervisor = supervisor_of(run)
         board = Dashboard(lambda: pytest.fail("it must not start another"), "a command")
         board.join(run)
-        until(lambda: "samples/s" in board.panel.value, LONG)
+        until(lambda: "samples/s" in board.panel.value, run)
         board.stop_button.click()
         until(lambda: run.status["state"] == "stopped")
-        assert left_after(run, 5)[0] == set() and belonging(run) == set()
+        assert left_after(run, supervisor)[0] == set()
     finally:
         other.kill()
         other.wait()

@@ -1,4 +1,7 @@
-"""A rank that trains for ever: `python -m ranks.sleeper RUN [--steps N] [--ignore-term] [--child plain|dying]`."""
+"""A rank that trains for ever: `python -m ranks.sleeper RUN [--steps N] [--then FILE] [--ignore-term] [--child KIND]`.
+
+--then: after its steps it goes on until FILE is there. --child: plain or dying, a data worker.
+"""
 
 import argparse
 import functools
@@ -18,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
     parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--then", type=Path)
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--child", choices=["plain", "dying"], default="plain")
     options = parser.parse_args()
@@ -30,6 +34,8 @@ def main() -> None:
         if os.environ["RANK"] == "0":
             Run(options.run).append_steps([ROW | {"step": step}])
         print(f"step {step} with {os.environ['OMP_NUM_THREADS']} threads, worker {worker.pid}", flush=True)
+        time.sleep(0.05)
+    while options.then and not options.then.exists():
         time.sleep(0.05)
     worker.kill()
 
