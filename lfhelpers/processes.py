@@ -10,6 +10,7 @@ pauses.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -89,18 +90,18 @@ def descendants(*pids: int) -> set[Member]:
 
 def end_tree(top: Member, known: set[Member], grace: float = 3.0, kill: float = 1.5,
              search: int | None = None) -> set[Member]:
-    """End `top` and its whole tree; returns the members still alive after `grace` + `kill` seconds, normally none.
+    """End `top` and its whole tree; returns the members still alive `kill` seconds after the first KILL, normally none.
 
     TERM goes to `top` alone, which is expected to end its own; members that outlive it get their own TERM, and whatever
-    is left after `grace` gets KILL. `known`, the members recorded so far, is kept up to date; children are also looked
-    for under `search` (default: `top`), the process that adopts orphans.
+    is left after `grace` seconds gets KILL. `known`, the members recorded so far, is kept up to date; children are also
+    looked for under `search` (default: `top`), the process that adopts orphans.
     """
     told: set[Member] = set()
-    deadline = time.monotonic() + grace
+    deadline, last = time.monotonic() + grace, math.inf
     known.add(top)
     while living := _refresh(known, search or top.pid):
         now = time.monotonic()
-        if now > deadline + kill:
+        if now > last:
             break
         gentle = now < deadline
         targets = ({top} if top in living else living) - told if gentle else living
@@ -108,6 +109,8 @@ def end_tree(top: Member, known: set[Member], grace: float = 3.0, kill: float = 
             member.send(signal.SIGTERM if gentle else signal.SIGKILL)
         if gentle:
             told |= targets
+        else:
+            last = min(last, now + kill)
         time.sleep(0.05)
     return living
 

@@ -1,5 +1,6 @@
 """Process trees of real processes: found, ended for certain, and never mistaken for others."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -133,3 +134,11 @@ def test_a_child_that_comes_too_late_for_its_parent_ends_at_once():
     assert child(gone.pid) == (-signal.SIGKILL, "")
     assert child(os.getpid(), LFHELPERS_SUPERVISOR=f"{gone.pid}:{time.time()}") == (-signal.SIGKILL, "")
     assert child(os.getpid(), LFHELPERS_SUPERVISOR=str(Member.of(os.getpid()))) == (0, "(True, '')\n")
+
+
+def test_kill_is_sent_though_the_time_for_it_passed_in_one_pause(monkeypatch):
+    """A machine that is busy, or slept, may go on so late."""
+    top, clock = python(SLEEP), itertools.count(step=100)
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=clock.__next__, sleep=time.sleep))
+    end_tree(Member.of(top.pid), set())
+    assert top.wait() == -signal.SIGKILL

@@ -195,10 +195,10 @@ def decode_ceiling(decoder: str, setting: Setting) -> tuple[int, float]:
     count = min(manifest.samples, 64)
     files = [manifest.read(index, [setting.member])[setting.member] for index in range(count)]
     decode(files[0])
-    done, start = 0, time.perf_counter()
-    while (past := time.perf_counter() - start) < setting.seconds:
+    done, past, start = 0, 0.0, time.perf_counter()
+    while not done or past < setting.seconds:
         decode(files[done % count])
-        done += 1
+        done, past = done + 1, time.perf_counter() - start
     return done, past
 
 

@@ -105,14 +105,16 @@ def _copy(manifest: Manifest, index: int) -> dict[str, bytes]:
 
 
 def _rate(read: Callable[[int], int], order: Sequence[int], images: int, seconds: float) -> tuple[float, float]:
-    """(MB/s, images/s) of threads that read by `order` until it ends or the time is up."""
+    """(MB/s, images/s) of threads that read by `order` until it ends or the time is up, each once at least."""
     ids, end, start = iter(order), time.perf_counter() + seconds, time.perf_counter()
 
     def work(_: int) -> tuple[int, int]:
         total = count = 0
-        while time.perf_counter() < end and (index := next(ids, None)) is not None:  # list iterators are thread-safe
+        for index in ids:  # list iterators are thread-safe
             total += read(index)
             count += images
+            if time.perf_counter() >= end:
+                break
         return total, count
 
     with ThreadPoolExecutor(THREADS) as pool:

@@ -86,7 +86,8 @@ def _queue(target: Callable[..., None], dtype: str) -> Iterator[Fetch]:
     finally:
         ours.close()  # its producer ends then
         producer.join(5)
-        producer.terminate()
+        producer.kill()
+        producer.join()
         queue.close()
 
 

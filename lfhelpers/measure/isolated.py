@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -68,8 +69,11 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], sender: Connection
         answer = False, str(error)
     except Exception as error:  # whatever it is, the caller goes on with the next measurement
         answer = False, f"{type(error).__name__}: {error}"
-    for member in processes.descendants(os.getpid()):  # here: once this process is gone, nobody knows they were its
+    left = processes.descendants(os.getpid())  # here: once this process is gone, nobody knows they were its
+    for member in left:
         member.send(signal.SIGKILL)
+    while any(member.alive for member in left):  # no longer than the caller's timeout
+        time.sleep(0.01)
     sender.send(answer)
     sender.close()
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from lfhelpers import adapters
 from lfhelpers.adapters.reporting import Reporting
 from lfhelpers.errors import LfError
+from tests.clock import Clock
 
 SLOW = 0.01  # seconds that a planted loader waits for a sample
 
@@ -19,14 +20,14 @@ SLOW = 0.01  # seconds that a planted loader waits for a sample
 class Rows(Dataset):
     """Samples that take a while to come, as from a slow disk."""
 
-    def __init__(self, seconds):
-        self.seconds = seconds
+    def __init__(self, sleep):
+        self.sleep = sleep
 
     def __len__(self):
         return 64
 
     def __getitem__(self, index):
-        time.sleep(self.seconds)
+        self.sleep(SLOW)
         return {"x": torch.full((8,), index / 64), "labels": torch.tensor(index % 2)}
 
 
@@ -42,18 +43,18 @@ class Net(nn.Module):
         return {"loss": nn.functional.cross_entropy(out, labels), "logits": out}
 
 
-def by_transformers(tmp_path, seconds):
+def by_transformers(tmp_path, rows):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     callback = adapters.hugging_face(skip=2)
     asked = transformers.TrainingArguments(
         output_dir=str(tmp_path), per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=14,
         use_cpu=True, report_to=[], logging_steps=3, disable_tqdm=True, save_strategy="no")
-    transformers.Trainer(Net(), asked, train_dataset=Rows(seconds), callbacks=[callback]).train()
+    transformers.Trainer(Net(), asked, train_dataset=rows, callbacks=[callback]).train()
     return callback, 12, 4
 
 
-def by_lightning(tmp_path, seconds):
+def by_lightning(tmp_path, rows):
     lightning = pytest.importorskip("lightning.pytorch")
 
     class Module(lightning.LightningModule):
@@ -71,13 +72,15 @@ def by_lightning(tmp_path, seconds):
     trainer = lightning.Trainer(max_steps=14, callbacks=[callback], accelerator="cpu", logger=False,
                                 enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
                                 default_root_dir=tmp_path)
-    trainer.fit(Module(), DataLoader(Rows(seconds), 2))
+    trainer.fit(Module(), DataLoader(rows, 2))
     return callback, 12, 2
 
 
 @pytest.mark.parametrize("trained", [by_transformers, by_lightning])
-def test_the_real_trainer_gets_the_step_report_and_its_slow_loader_is_found(trained, tmp_path, capsys):
-    callback, steps, samples = trained(tmp_path, SLOW)
+def test_the_real_trainer_gets_the_step_report_and_its_slow_loader_is_found(trained, tmp_path, capsys, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    callback, steps, samples = trained(tmp_path, Rows(clock.sleep))
     report = callback.report()
     assert report.steps == steps and sum(report.percent.values()) == pytest.approx(100)
     assert report.ms["data_wait"] >= 1e3 * SLOW * samples

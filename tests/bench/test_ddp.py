@@ -14,6 +14,7 @@ from lfhelpers.measure.link import SIZES, sizes
 SHORT = ("compile.scope=none", "log.skip=0", "batch.micro=1", "device=cpu")
 
 
+@pytest.mark.timeout(400)  # beyond the time of its part, so that the record says what was late
 def test_the_levers_part_tells_scaling_the_tuner_and_what_it_chose(runs_root, tmp_path):
     [levers] = ddp.selected(ddp.parts(SHORT), ["levers"])
     kept = []
@@ -54,6 +55,7 @@ def test_a_part_that_fails_is_a_sentence_and_not_the_end(runs_root):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_replayed_step_over_two_gpus_tells_its_buckets_one_by_one(runs_root, sharded):
     """Each bucket is one kernel of the replay; one more sums the loss before backward.

@@ -192,6 +192,7 @@ def test_a_for_loop_optimizer_is_ranked_first_and_its_worth_is_told(job, monkeyp
     assert won > 2 and told.realistic / won == pytest.approx(1, abs=0.25), (told, won)
 
 
+@pytest.mark.alone
 def test_two_ranks_are_ablated_and_the_late_one_is_found(job, monkeypatch, tmp_path):
     """Through torchrun: without exchange each rank runs at its own pace."""
     monkeypatch.setenv("LFHELPERS_RUNS", str(tmp_path))

@@ -17,6 +17,7 @@ from lfhelpers.train.loop import train
 from lfhelpers.train.ranks import Ranks, alone
 from lfhelpers.workloads.vla.tabletop.dataset import sample
 from lfhelpers.workloads.vla.workload import Vla
+from tests.diagnose.test_report import CLEAN_CPU, finished, names
 from tests.workloads.vla_batches import batch, built, job, members
 
 CPU = torch.device("cpu")
@@ -96,12 +97,30 @@ def gradients(workload, model, given, draws):
             if value.grad is not None}
 
 
+@pytest.fixture
+def trained(shards, runs_root):
+    """Trains a planted workload: its run."""
+    def train_one(name, loader, steps):
+        run = runs.create(recipe("competent", f"workload.use=lfhelpers.diagnose.planted:{name}", f"data.path={shards}",
+                                 f"data.loader={loader}", f"steps={steps}", "data.workers=1", "log.skip=2",
+                                 "device=cpu"))
+        train(run.recipe, run, Ranks(0, 1, CPU))
+        return run
+    return train_one
+
+
+@pytest.mark.parametrize(("name", "cause"), [("TinyOperators", "tiny operators"), ("HostReads", "host reads")])
+def test_what_a_run_counts_names_each_in_a_healthy_step_of_the_record(name, cause, trained):
+    """Counts are exact on a busy machine, too; times are those on record, as is the price of an operator."""
+    counted, tiny_us = trained(name, "synthetic", steps=2).read("probe.json"), CLEAN_CPU[0]["probe"]["tiny_operator_us"]
+    top = [row | {"self_ms": row["calls"] * tiny_us / 1e3} for row in counted["top"]]
+    step = CLEAN_CPU[0] | {"probe": counted | {"tiny_operator_us": tiny_us, "top": top}}
+    assert names(finished(**step)) == [cause]
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize(("name", "loader", "cause"), [
     ("SlowLoader", "webdataset", "data wait"), ("TinyOperators", "synthetic", "tiny operators"),
     ("HostReads", "synthetic", "host reads")])
-def test_the_report_names_each_first(name, loader, cause, shards, tmp_path, monkeypatch):
-    monkeypatch.setenv("LFHELPERS_RUNS", str(tmp_path))
-    run = runs.create(recipe("competent", f"workload.use=lfhelpers.diagnose.planted:{name}", f"data.loader={loader}",
-                             f"data.path={shards}", "data.workers=1", "steps=6", "log.skip=2", "device=cpu"))
-    train(run.recipe, run, Ranks(0, 1, CPU))
-    assert diagnose(run).findings[0].name == cause
+def test_the_report_names_each_first(name, loader, cause, trained):
+    assert diagnose(trained(name, loader, steps=6)).findings[0].name == cause

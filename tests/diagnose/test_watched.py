@@ -9,8 +9,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import lfhelpers as lf
+from lfhelpers.diagnose.trace import diagnose_trace
 from lfhelpers.diagnose.watched import Watch, samples_of
 from lfhelpers.errors import LfError
+from tests.clock import Clock
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 LETTERS = sorted(set(TEXT))
@@ -18,14 +20,15 @@ CONTEXT = 16
 
 
 class Text(Dataset):
-    def __init__(self, seconds=0.0):
+    def __init__(self, seconds=0.0, sleep=time.sleep):
         self.tokens, self.seconds = torch.tensor([LETTERS.index(letter) for letter in TEXT]), seconds
+        self.sleep = sleep
 
     def __len__(self):
         return 96
 
     def __getitem__(self, index):
-        time.sleep(self.seconds)
+        self.sleep(self.seconds)
         return self.tokens[index:index + CONTEXT], self.tokens[index + 1:index + CONTEXT + 1]
 
 
@@ -74,9 +77,11 @@ def test_a_watched_loop_computes_the_same_to_the_bit_and_leaves_nothing_behind(c
     assert out.startswith("watched 19 steps on cpu") and "whole step" in out and "100.0" in out
 
 
-def test_a_planted_slow_loader_is_found_and_priced(capsys):
+def test_a_planted_slow_loader_is_found_and_priced(capsys, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
     model, optimizer = parts()
-    watched = lf.watch(DataLoader(Text(0.01), 4), model, optimizer, show=False)
+    watched = lf.watch(DataLoader(Text(0.01, clock.sleep), 4), model, optimizer, show=False)
     trained(watched, model, optimizer)
     report, first = watched.report(), watched.report().ceilings.listed[0]
     assert (report.steps, len(watched), capsys.readouterr().out) == (19, 24, "")
@@ -124,7 +129,9 @@ def test_a_trace_gives_the_ceilings_and_its_steps_are_not_counted(tmp_path):
     trained(watched, model, optimizer)
     report = watched.report()
     assert report.traces == tmp_path and report.ceilings.source == "a trace" and report.steps < 19
-    assert report.ceilings.of("data").ideal > 1.5
+    ms = diagnose_trace(tmp_path).main.ms
+    assert ms["data"] >= 20
+    assert report.ceilings.of("data").ideal == pytest.approx(sum(ms.values()) / (sum(ms.values()) - ms["data"]))
 
 
 def test_parts_are_told_by_the_clock_alone(monkeypatch):

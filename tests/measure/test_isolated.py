@@ -11,6 +11,7 @@ import torch
 
 from lfhelpers.errors import LfError
 from lfhelpers.measure import isolated
+from lfhelpers.processes import Member
 
 
 def pair(left, right):
@@ -36,7 +37,8 @@ def answering_and_leaving():
 
 
 def running(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    member = Member.of(pid)
+    return member is not None and member.alive
 
 
 def test_the_answer_comes_from_another_process():
@@ -56,10 +58,19 @@ def test_a_crash_is_named_with_its_last_words():
         isolated.call(crashing)
 
 
-def test_a_hang_is_ended_with_all_it_started(tmp_path):
+def test_a_hang_is_ended_with_all_it_started(tmp_path, monkeypatch):
+    pid, wait = tmp_path / "pid", isolated.wait
+    pid.touch()
+
+    def once_started(ends, timeout):
+        while not pid.read_text() and not wait(ends, 0.01):
+            pass
+        return wait(ends, timeout)
+
+    monkeypatch.setattr(isolated, "wait", once_started)
     with pytest.raises(LfError, match="did not end within 1 s"):
-        isolated.call(hanging, tmp_path / "pid", timeout=1)
-    assert not running(int((tmp_path / "pid").read_text()))
+        isolated.call(hanging, pid, timeout=1)
+    assert not running(int(pid.read_text()))
 
 
 def test_what_an_answer_leaves_behind_is_ended():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -16,16 +17,23 @@ WITH_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HO
 
 
 class FakeNvml:
-    """A GPU whose readings are given in advance; an exception among them is raised."""
+    """A GPU whose readings are given in advance, 0.1 s apart by its clock; an exception among them is raised."""
 
     def __init__(self, percent, used):
-        self.percent, self.used, self.began = iter(percent), iter(used), time.monotonic()
+        self.percent, self.used, self.now, self.over = iter(percent), iter(used), 0.0, threading.Event()
+
+    def monotonic(self):
+        return self.now
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        return 1e6 + 1e3 * 500 * (time.monotonic() - self.began)  # millijoules of 500 W
+        return 1e6 + 1e3 * 500 * self.now  # millijoules of 500 W
 
     def nvmlDeviceGetUtilizationRates(self, handle):
-        value = next(self.percent)
+        self.now += 0.1
+        value = next(self.percent, None)
+        if value is None:
+            self.over.set()
+            raise RuntimeError("no reading is left")
         if isinstance(value, Exception):
             raise value
         return SimpleNamespace(gpu=value)
@@ -47,6 +55,16 @@ def watch(monitor, seconds_of_work=0.3):
     monitor.start()
     busy = f"import time; end = time.time() + {seconds_of_work}\nwhile time.time() < end: pass"
     subprocess.run([sys.executable, "-c", busy], check=True)
+    return monitor.stop()
+
+
+def watch_gpu(fake, monkeypatch):
+    """Sample until every reading of the fake GPU was taken, by its clock."""
+    monkeypatch.setattr(hardware, "nvml", lambda: fake)
+    monkeypatch.setattr(hardware, "nvml_handle", lambda index: f"GPU {index}")
+    monkeypatch.setattr(system, "time", fake)
+    monitor = Monitor(gpu=0, interval=0.01).start()
+    assert fake.over.wait(60)
     return monitor.stop()
 
 
@@ -86,33 +104,26 @@ def test_a_tree_that_has_ended_is_nothing():
 
 
 def test_gpu_figures_are_mean_use_and_peak_memory(monkeypatch):
-    fake = FakeNvml([100, 50, 0, *[50] * 1000], [2**30, 3 * 2**30, *[2**30] * 1000])
-    monkeypatch.setattr(hardware, "nvml", lambda: fake)
-    monkeypatch.setattr(hardware, "nvml_handle", lambda index: f"GPU {index}")
     monkeypatch.setattr(system, "LOOKS_BACK", 0)
-    usage = watch(Monitor(gpu=0, interval=0.01), 0.2)
+    usage = watch_gpu(FakeNvml([100, 50, 0], [2**30, 3 * 2**30, 2**30]), monkeypatch)
     assert usage["gpu_percent"] == 50
-    assert usage["gpu_watts"] == pytest.approx(500, rel=0.05)
+    assert usage["gpu_watts"] == 500
     assert usage["gpu_memory_gib"] == 3
     assert usage["gpu_clock_mhz"] == 1980 and usage["gpu_slowed"] == {"heat": 100.0}, "at its limit of power it may be"
 
 
 def test_what_nvml_still_tells_of_the_time_before_does_not_count(monkeypatch):
     """A run's timed steps follow its compilation, during which the GPU had nothing to do."""
-    for looks_back, why in ((0.25, "later than the two that say 0"), (60, "of a short look the last reading")):
-        fake = FakeNvml([0, 0, *[96] * 1000], [2**30] * 1000)
-        monkeypatch.setattr(hardware, "nvml", lambda fake=fake: fake)
-        monkeypatch.setattr(hardware, "nvml_handle", lambda index: "GPU")
+    for looks_back, why in ((0.25, "later than the three that say 0"), (60, "of a short look the last reading")):
         monkeypatch.setattr(system, "LOOKS_BACK", looks_back)
-        assert watch(Monitor(gpu=0, interval=0.1), 0.6)["gpu_percent"] == 96, why
+        usage = watch_gpu(FakeNvml([0, 0, 0, 96, 96], [2**30] * 5), monkeypatch)
+        assert usage["gpu_percent"] == 96, why
 
 
 def test_failing_readings_are_left_out(monkeypatch):
-    fake = FakeNvml([RuntimeError("lost"), 80, *[RuntimeError("lost")] * 1000], [2**30] * 1000)
-    monkeypatch.setattr(hardware, "nvml", lambda: fake)
-    monkeypatch.setattr(hardware, "nvml_handle", lambda index: "GPU")
-    assert watch(Monitor(gpu=0, interval=0.01), 0.2)["gpu_percent"] == 80
-    assert watch(Monitor(gpu=0, interval=0.01), 0)["gpu_percent"] is None
+    lost = RuntimeError("lost")
+    assert watch_gpu(FakeNvml([lost, 80, lost], [2**30]), monkeypatch)["gpu_percent"] == 80
+    assert watch_gpu(FakeNvml([lost, lost], []), monkeypatch)["gpu_percent"] is None
 
 
 def test_a_gpu_that_nvml_does_not_know_is_none(monkeypatch):
