@@ -19,8 +19,11 @@ from lfhelpers.diagnose.trace.read import OPERATOR, Trace
 from lfhelpers.measure import intervals
 from lfhelpers.measure.intervals import EMPTY, Set
 
-SMALL = 25_000
-"""ns: an operator whose median is longer, under a profiler, does real work. Single ones take longer on a busy host."""
+SMALL, INSIDE = 25_000, 2_000
+"""ns: an operator whose median is longer, under a profiler, does real work. Single ones take longer on a busy host.
+
+Each operator inside it may take so much more: to be called and recorded, as in an unbind, which is a view a row.
+"""
 PAUSE = 20_000_000
 """ns between two operators, at most, for both to be of one run: longer than a host's time slice."""
 LOOP = 200
@@ -55,13 +58,15 @@ def find(trace: Trace, main: int) -> Series:
     top = top[~intervals.within(busy, trace.start[top])]
     reads = _reads(trace, top)
     rest = top[~intervals.within(reads, trace.start[top])]
-    loops = _loops(trace, rest)
     starts = trace.start[rows]
+    loops = _loops(trace, rest, starts)
     return Series(loops, reads, int(intervals.within(loops, starts).sum()), int(intervals.within(reads, starts).sum()))
 
 
-def _loops(trace: Trace, top: NDArray[np.int64]) -> Set:
-    length = trace.end[top] - trace.start[top]
+def _loops(trace: Trace, top: NDArray[np.int64], starts: NDArray[np.int64]) -> Set:
+    """Of the outermost operators `top`; `starts` of all operators, nested ones too, in order."""
+    inside = np.searchsorted(starts, trace.end[top]) - np.searchsorted(starts, trace.start[top], "right")
+    length = trace.end[top] - trace.start[top] - INSIDE * inside
     names, place = np.unique(trace.name[top], return_inverse=True)
     small = np.array([np.median(length[place == one]) < SMALL for one in range(len(names))], bool)[place]
     found = []
