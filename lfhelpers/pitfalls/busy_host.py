@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,7 +29,8 @@ COMPUTES = 0.02
 """Seconds of its core that a rank needs for a forward."""
 HOGS = 3
 """Programs that do nothing but compute."""
-HOG = ("import os, sys; from lfhelpers.processes import die_with_parent; die_with_parent(int(sys.argv[1]))\n"
+HOG = ("import os, sys, time; from lfhelpers.processes import die_with_parent; die_with_parent(int(sys.argv[1]))\n"
+       "while not os.path.exists(sys.argv[3]): time.sleep(0.01)\n"
        "os.sched_setaffinity(0, {int(sys.argv[2])})\nwhile True: pass")
 
 
@@ -42,6 +44,7 @@ class Computing(Small):
 
     def loss(self, model: nn.Module, batch: Batch, draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Small's loss, after some computing."""
+        _training(self.job).touch()
         end = time.thread_time() + COMPUTES
         while time.thread_time() < end:
             pass
@@ -66,14 +69,20 @@ def fix_it() -> float:
 @functools.cache
 def _summary(hogged: bool) -> dict[str, Any]:
     """The summary of a run on two ranks, started once a process."""
-    with job("steps=24", "batch.micro=4", use=Computing) as chosen, elsewhere(), _hogs() if hogged else nullcontext():
+    with job("steps=24", "batch.micro=4", use=Computing) as chosen, elsewhere(), \
+            _hogs(_training(chosen)) if hogged else nullcontext():
         return launch(chosen, 2, watch=False).summary
 
 
+def _training(job: Recipe) -> Path:
+    """A file that is there once the ranks train, beside the job's shards."""
+    return Path(str(job.data.path)).with_name("training")
+
+
 @contextmanager
-def _hogs() -> Iterator[None]:
-    """Programs on the second rank's core."""
-    command = [sys.executable, "-c", HOG, str(os.getpid()), str(_core(1))]
+def _hogs(when: Path) -> Iterator[None]:
+    """Programs on the second rank's core; before the file `when` is there they would only make its imports long."""
+    command = [sys.executable, "-c", HOG, str(os.getpid()), str(_core(1)), str(when)]
     # A session each: Linux shares a core among sessions first, and all of one would count as one program.
     hogs = [subprocess.Popen(command, start_new_session=True) for _ in range(HOGS)]
     try:
