@@ -24,6 +24,7 @@ from lfhelpers.errors import LfError
 from lfhelpers.launch.failures import HEADER
 
 LINGER = 10.0  # seconds that the exit functions of a failed rank may take
+TIDY = 120.0  # seconds that those of a rank may take that has done its work
 
 
 def main(argv: list[str]) -> None:
@@ -54,7 +55,7 @@ def _leave(code: int) -> NoReturn:
     torchrun, unaware, would let the other ranks wait too. After any exception it is open: the frames of the traceback
     hold the model that DDP wraps.
     """
-    faulthandler.dump_traceback_later(LINGER, exit=True)
+    faulthandler.dump_traceback_later(LINGER if code else TIDY, exit=True)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(code)

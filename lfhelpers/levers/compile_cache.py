@@ -101,7 +101,8 @@ def save(made_for: dict[str, Any]) -> str | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         runs.write_atomic(path, b"\n".join(lines))
-        for old in sorted(path.parent.glob("*.bin"), key=lambda file: -file.stat().st_mtime)[KEPT:]:
+        others = [file for file in path.parent.glob("*.bin") if file != path]
+        for old in sorted(others, key=lambda file: -file.stat().st_mtime_ns)[KEPT - 1:]:
             old.unlink(missing_ok=True)
     except OSError as error:
         return (f"the compile cache can't be kept in {path.parent}: {error.strerror}; give another place with "

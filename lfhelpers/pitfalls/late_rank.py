@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lfhelpers.launch import launch
@@ -27,7 +28,9 @@ class LateSmall(Small):
     """Small, whose last rank sleeps in its forward, as if its cores were somebody else's."""
 
     def loss(self, model: nn.Module, batch: Batch, draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Small's loss, late on the last of several ranks."""
+        """Small's loss, late on the last of several ranks: by so much after all have come here."""
+        if dist.is_initialized():
+            dist.barrier()
         if int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1:
             time.sleep(LATE)
         return super().loss(model, batch, draws)

@@ -21,13 +21,25 @@ def timed(call) -> float:
     return time.perf_counter() - began
 
 
+def three_at_once() -> None:
+    for work in [dist.all_reduce(torch.ones(SIZE // 4), async_op=True) for _ in range(3)]:
+        work.wait()
+
+
+def late(rank: int) -> None:
+    dist.barrier()  # the sleep begins when both look at their clocks
+    if rank == 1:
+        time.sleep(0.3)
+    dist.all_reduce(torch.ones(SIZE // 4))
+
+
 def main() -> None:
     ranks = identify("cpu")
     with joined(ranks, LINK):
         found = {"backend": dist.get_backend(), "link": slow_link.measure(LINK, ranks.device)}
         ones, mine = torch.ones(SIZE // 4), torch.full((SIZE // 8,), float(ranks.rank))
         parts, whole, half = [torch.empty_like(mine) for _ in range(2)], torch.empty_like(ones), torch.empty_like(mine)
-        swapped, late = torch.empty_like(ones), torch.ones(1)
+        swapped = torch.empty_like(ones)
         found["seconds"] = {
             "all_reduce": timed(lambda: dist.all_reduce(ones)),
             "all_gather": timed(lambda: dist.all_gather(parts, mine)),
@@ -41,13 +53,8 @@ def main() -> None:
         found["seconds"]["scatter in place"] = timed(lambda: in_place.scatter(two).wait())
         found["seconds"]["gather in place"] = timed(lambda: in_place.gather(two).wait())
         found["in place"] = [float(x) for tensor in two for x in (tensor.min(), tensor.max())]
-        works = [dist.all_reduce(torch.ones(SIZE // 4), async_op=True) for _ in range(3)]
-        found["seconds"]["three at once"] = timed(lambda: [work.wait() for work in works])
-        if ranks.rank == 1:
-            time.sleep(0.3)  # the other rank waits for it
-        began = time.perf_counter()
-        dist.all_reduce(late)
-        found["waited"] = time.perf_counter() - began
+        found["seconds"]["three at once"] = timed(three_at_once)
+        found["waited"] = timed(lambda: late(ranks.rank))
         model = DistributedDataParallel(torch.nn.Linear(512, 512, bias=False))
         found["seconds"]["backward"] = timed(lambda: model(torch.ones(1, 512)).sum().backward())
         found["gradient"] = float(model.module.weight.grad.mean())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable
 
@@ -48,16 +47,14 @@ class Jobs:
     """Stands for trial.execute: makes a run of each recipe, or the failure that `failing` says; `started` lists them.
     """
 
-    def __init__(self, losses: Losing = lambda job, step: 1 / step, failing: Failing = lambda job: None,
-                 seconds: float = 0.0) -> None:
-        self.losses, self.failing, self.seconds = losses, failing, seconds
+    def __init__(self, losses: Losing = lambda job, step: 1 / step, failing: Failing = lambda job: None) -> None:
+        self.losses, self.failing = losses, failing
         self.started: list[Recipe] = []
 
     def __call__(self, job: Recipe, nproc: int, limit_s: float, slower: Callable[[Run], bool]) -> Outcome:
         self.started.append(job)
         if (failure := self.failing(job)) is not None:
             return failure
-        time.sleep(self.seconds)
         run = written(job, self.losses)
         return Outcome("slower", "", run) if slower(run) else judged(run)
 

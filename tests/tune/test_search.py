@@ -3,6 +3,7 @@
 import itertools
 import math
 import multiprocessing
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -165,11 +166,18 @@ def _killed(job):
     """A study in a process of its own, killed with -9 in the middle of its job of this number."""
     context = multiprocessing.get_context("fork")  # quick: everything is imported
     receiver, sender = context.Pipe(duplex=False)
-    slow = Jobs(failing=lambda job: sender.send(job.name), seconds=0.2)
+
+    def started(one):
+        sender.send(one.name)
+        if len(held.started) == job:
+            threading.Event().wait()
+
+    held = Jobs(failing=started)
     with warnings.catch_warnings():  # Python 3.12 warns of any thread, also of those that sleep in libraries
         warnings.simplefilter("ignore", DeprecationWarning)
-        child = context.Process(target=lambda: search("killed", 6, slow).go())
+        child = context.Process(target=lambda: search("killed", 6, held).go())
         child.start()
+    sender.close()  # so that its early end would be seen here
     for _ in range(job):
         receiver.recv()
     child.kill()
