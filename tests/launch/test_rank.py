@@ -75,9 +75,10 @@ def test_a_failed_rank_ends_though_a_thread_or_an_exit_function_hangs(rank):
     assert code == 1 and any(line.startswith("Timeout") for line in lines)
 
 
-def test_a_rank_that_has_done_its_work_may_tidy_up_for_longer(rank):
-    slow = "import atexit, time\natexit.register(time.sleep, 1.0)"
-    assert rank(slow, start="rank.LINGER = 0.2; rank.main(['job'])")[0] == 0
+def test_a_rank_that_has_done_its_work_may_tidy_up_for_longer_and_not_for_ever(rank):
+    slow = "import atexit, time\natexit.register(time.sleep, {})"
+    assert rank(slow.format(1.0), start="rank.LINGER = 0.2; rank.main(['job'])")[0] == 0
+    assert rank(slow.format(600), start="rank.TIDY = 0.2; rank.main(['job'])")[0] == 1
 
 
 def test_a_crash_in_c_code_leaves_its_stack(rank):

@@ -16,6 +16,7 @@ from lfhelpers.recipe import recipe
 from lfhelpers.train.agreement import listed
 from lfhelpers.train.communication import of_timers
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # Inductor compiles for each rank, on cores that others use
 ROOT = Path(__file__).resolve().parents[2]
 COMBINATIONS = [f"{accumulate} {static} {compiled}" for accumulate, static, compiled in
                 itertools.product((1, 4), (False, True), (False, True))]
@@ -26,7 +27,7 @@ def seen():
     """What tests.levers.overlap_ranks saw."""
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
-         "tests.levers.overlap_ranks"], cwd=ROOT, capture_output=True, text=True, timeout=240)
+         "tests.levers.overlap_ranks"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 
 from lfhelpers import runs
 from lfhelpers.levers.table import Machine
+from lfhelpers.measure import hardware
 from lfhelpers.recipe import Recipe, recipe
 from lfhelpers.runs import Run
 from lfhelpers.tune.options import Options
@@ -61,6 +63,7 @@ class Jobs:
 
 def search(name: str, trials: int, jobs: Jobs, base: str = "competent", where: Machine = LAPTOP,
            **options: object) -> Search:
-    """A study over KNOBS, from a named recipe, of made-up jobs."""
+    """A study over KNOBS, from a named recipe, of made-up jobs; its space is that of two cores on any machine."""
     options = {"knobs": KNOBS, "steps": 16} | options
-    return Search(Options(name, trials, **options), recipe(base), where, execute=jobs)  # type: ignore[arg-type]
+    with mock.patch.object(hardware, "usable_cores", lambda: 2):
+        return Search(Options(name, trials, **options), recipe(base), where, execute=jobs)  # type: ignore[arg-type]
