@@ -51,7 +51,7 @@ def cost(blocks: int = BLOCKS, steps: int = STEPS) -> Comparison:
         loop = Loop(recipe("competent", *given, "log.skip=2", "steps=100000"), Run(Path(folder)))
         compared = interleave(lambda: loop.block(steps, watched=False), lambda: loop.block(steps, watched=True), blocks,
                               calls=1, clock=lambda: loop.seconds)
-        loop.trainer.close()
+        loop.close()
     return compared
 
 
@@ -92,6 +92,11 @@ class Loop:
         self.seconds += time.perf_counter() - began
         if monitor is not None:
             monitor.stop()
+
+    def close(self) -> None:
+        """End the detectors' threads, and put back the process's settings."""
+        call(self._detectors, Hook.close)
+        self.trainer.close()
 
     def _one(self) -> None:
         """As train.loop makes a step."""

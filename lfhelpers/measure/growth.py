@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 BLOCKS = 12
 LEAST_SAMPLES = 2 * BLOCKS
@@ -42,17 +43,30 @@ class Growth:
                 f"{self.gained / 2**20:.3g} MiB so far")
 
 
+def rises(held: Sequence[int]) -> bool:
+    """Whether the blocks of `held` bytes keep rising, without which nothing leaks; False for too few samples.
+
+    It takes microseconds, and none of `growth`'s imports, which a training loop would stand still for.
+    """
+    if len(held) < LEAST_SAMPLES:
+        return False
+    least = np.array([min(held[place] for place in part) for part in _blocks(len(held))])
+    up, late = np.diff(least) > 0, least[-1] - least[BLOCKS // 2]
+    return bool(up.mean() >= RISING and up[len(up) // 2:].mean() >= RISING and late >= LATE * (least[-1] - least[0]))
+
+
 def growth(steps: Sequence[int], held: Sequence[int]) -> Growth | None:
     """The growth of `held` bytes over `steps`, both in order; None for fewer than LEAST_SAMPLES samples."""
     if len(steps) < LEAST_SAMPLES:
         return None
-    from scipy import stats  # a second's import, for long runs only
+    from scipy import stats  # a second's import
 
-    parts = np.array_split(np.arange(len(steps)), BLOCKS)
+    parts = _blocks(len(steps))
     least = np.array([min(held[place] for place in part) for part in parts], dtype=float)
     middle = np.array([float(np.mean([steps[place] for place in part])) for part in parts])
     found = stats.theilslopes(least, middle, 0.95)
-    up = np.diff(least) > 0
-    gained, late = least[-1] - least[0], least[-1] - least[BLOCKS // 2]
-    rising = bool(up.mean() >= RISING and up[len(up) // 2:].mean() >= RISING and late >= LATE * gained)
-    return Growth(float(found[0]), float(found[2]), float(found[3]), int(gained), rising)
+    return Growth(float(found[0]), float(found[2]), float(found[3]), int(least[-1] - least[0]), rises(held))
+
+
+def _blocks(samples: int) -> list[NDArray[np.intp]]:
+    return np.array_split(np.arange(samples), BLOCKS)

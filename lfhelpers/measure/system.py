@@ -58,7 +58,7 @@ class Monitor:
         return self
 
     def stop(self) -> dict[str, Any]:
-        """End sampling and sum up; a second call gives the same answer.
+        """End sampling and sum up; a second call gives the same answer, and one that was never started knows nothing.
 
         gpu_percent: mean of NVML's utilisation, the share of time in which some kernel was resident on the GPU; of a
         monitor that ran for less than LOOKS_BACK the last reading. It says nothing about how well that kernel used it:
@@ -71,7 +71,8 @@ class Monitor:
         Linux counts them.
         """
         self._ended.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         return {
             "gpu_percent": self._busy(),
             "cpu_percent": self._cpu_percent,

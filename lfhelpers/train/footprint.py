@@ -57,11 +57,16 @@ def saved_by_block(trainer: Trainer) -> dict[str, int]:
 
 
 def counted_forward(trainer: Trainer, blocks: dict[str, nn.Module]) -> memory.Saved:
-    """One forward whose saved activations are counted; nothing of it stays."""
+    """One forward whose saved activations are counted; nothing of it stays.
+
+    On the trainer's own stream: a parameter's node in autograd remembers that of its first use, and a CUDA graph that
+    is recorded later can't be, where another stream comes in.
+    """
     batch, draws = next(trainer.pairs)
     eager = trainer.job.compile.scope == "none"
     settle()
-    with memory.counted(trainer.parts.model, blocks, eager) as saved, trainer.parts.precision.autocast():
+    with trainer.ordered(), memory.counted(trainer.parts.model, blocks, eager) as saved, \
+            trainer.parts.precision.autocast():
         loss, _ = trainer.workload.loss(trainer.parts.model, batch, draws)
     del loss
     settle()
@@ -98,7 +103,8 @@ def block_ms(trainer: Trainer, blocks: dict[str, nn.Module]) -> dict[str, float]
         event.record()
         return event
     begun: list[Any] = []
-    with memory.around(blocks, lambda _: begun.append(now()), lambda name: marks[name].append((begun.pop(), now()))):
+    with trainer.ordered(), memory.around(blocks, lambda _: begun.append(now()),
+                                          lambda name: marks[name].append((begun.pop(), now()))):
         for _ in range(FORWARDS):
             batch, draws = next(trainer.pairs)
             with trainer.parts.precision.autocast():

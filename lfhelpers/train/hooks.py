@@ -39,6 +39,9 @@ class Hook:
     def run_end(self, summary: dict[str, Any]) -> None:
         """After the last step; what is added to the summary is written with it."""
 
+    def close(self) -> None:
+        """However the run has ended, perhaps before it started: let go of threads and files."""
+
 
 def call(hooks: Sequence[Hook], point: Callable[..., None], *args: Any) -> None:
     """Call one point of all hooks, in order: `call(hooks, Hook.step, row)`."""
@@ -48,6 +51,8 @@ def call(hooks: Sequence[Hook], point: Callable[..., None], *args: Any) -> None:
 
 class TensorBoard(Hook):
     """Scalars of each step as TensorBoard event files in the run folder."""
+
+    _writer: Any = None
 
     def run_start(self, job: Recipe, run: Run, model: nn.Module) -> None:
         """Open the writer."""
@@ -62,6 +67,7 @@ class TensorBoard(Hook):
         for name, milliseconds in row["ms"].items():
             self._writer.add_scalar(f"ms/{name}", milliseconds, row["step"])
 
-    def run_end(self, summary: dict[str, Any]) -> None:
-        """Flush and close."""
-        self._writer.close()
+    def close(self) -> None:
+        """Flush and close, also what a failed run has written so far."""
+        if self._writer is not None:
+            self._writer.close()

@@ -130,12 +130,20 @@ def _first_batch(job: Recipe, manifest: Manifest, plan: Plan, workload: Workload
 
 
 def _run(parts: Job, loader: Loader, start: int) -> dict[str, Any]:
+    monitor = Monitor()
+    try:
+        return _trained(parts, loader, start, monitor)
+    finally:
+        monitor.stop()
+        call(parts.hooks, Hook.close)
+
+
+def _trained(parts: Job, loader: Loader, start: int, monitor: Monitor) -> dict[str, Any]:
     job, ranks = parts.recipe, parts.ranks
     quality = {"before": _evaluate(parts)} if not start else {}
     clock = StepClock(ranks.device)
     recorder = Recorder(parts.run, ranks, clock, parts.hooks)
     communication = ExposedCommunication(parts.model, job.graph.scope != "none" and ranks.device.type == "cuda")
-    monitor = Monitor()
     call(parts.hooks, Hook.run_start, job, parts.run, parts.model)
     parts.model.train()
     with limited(job.batch.limit_gib, checkpoint.bare(parts.model), ranks.device):

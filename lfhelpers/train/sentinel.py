@@ -29,7 +29,7 @@ from lfhelpers.levers import compile as compile_lever
 from lfhelpers.levers.compile import Compilation
 from lfhelpers.levers.compile_health import UNKNOWN
 from lfhelpers.measure import census
-from lfhelpers.measure.growth import LEAST_SAMPLES, Growth, growth
+from lfhelpers.measure.growth import LEAST_SAMPLES, Growth, growth, rises
 from lfhelpers.recipe import Recipe
 from lfhelpers.runs import Run
 from lfhelpers.train.hooks import Hook
@@ -124,7 +124,7 @@ class Sentinel(Hook):
                                     "gained": found.gained, "leaks": leaks, "owner": self._owner, "text": text}
 
     def _look(self, step: int) -> None:
-        found = growth(self._steps, self._held)
+        found = growth(self._steps, self._held) if rises(self._held) else None
         if found is None or not self._leaks(found):
             return
         self._leak = found

@@ -16,6 +16,7 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -95,6 +96,8 @@ class Straggler(Hook):
         self._untimed = 0
         self._timed, self._next = 0, FIRST
         self._monitor: Monitor | None = None
+        self._aside = ThreadPoolExecutor(1, "lfhelpers-pace")
+        self._leaving: Future[None] | None = None
         self._watched = ranks.world > 1 or ranks.device.type == "cuda"
 
     def run_start(self, job: Recipe, run: Run, model: nn.Module) -> None:
@@ -112,35 +115,46 @@ class Straggler(Hook):
         self._timed += 1
         if self._timed == self._next:
             self._next += min(self._next, MOST)
-            usage = self._usage()
+            self._settled()
+            self._leaving = self._aside.submit(self._leave, self._rows, self._monitor)
             self._monitor = Monitor(interval=SPARSE).start()
-            self._leave(usage)
 
     def run_end(self, summary: dict[str, Any]) -> None:
         """Compare; every rank takes part."""
         if self._watched:
-            self._leave(self._usage())
+            self._settled()
+            self._leave(self._rows, self._monitor)
         if self._ranks.world == 1:
             return
-        found = late(self._ranks.gather(self._mine(summary["utilisation"].get("gpu_slowed", {}))))
+        found = late(self._ranks.gather(self._mine(self._rows, summary["utilisation"].get("gpu_slowed", {}))))
         if found is not None:
             summary["late_rank"] = asdict(found) | {"text": str(found)}
             if self._ranks.first:
                 print(f"{found}.", flush=True)
 
-    def _usage(self) -> dict[str, Any]:
-        assert self._monitor is not None, "the run has not started"
-        return self._monitor.stop()
+    def close(self) -> None:
+        """End the monitor, and what is still being written."""
+        if self._monitor is not None:
+            self._monitor.stop()
+        self._aside.shutdown()
 
-    def _leave(self, usage: dict[str, Any]) -> None:
+    def _settled(self) -> None:
+        """Wait for what was left last, and raise what went wrong with it."""
+        if self._leaving is not None:
+            self._leaving.result()
+
+    def _leave(self, rows: list[dict[str, Any]], monitor: Monitor | None) -> None:
+        """Off the training's thread: looking at all processes and waiting for the disk takes longer than a step."""
+        assert monitor is not None, "the run has not started"
+        usage = monitor.stop()
         self._run.write(f"pace-rank-{self._ranks.rank}.json", {
-            "rank": self._ranks.rank, "steps": [row["step"] for row in self._rows],
-            "seen": asdict(self._mine(usage["gpu_slowed"])), "utilisation": usage})
+            "rank": self._ranks.rank, "steps": [row["step"] for row in rows],
+            "seen": asdict(self._mine(rows, usage["gpu_slowed"])), "utilisation": usage})
 
-    def _mine(self, slowed: dict[str, float]) -> Seen:
+    def _mine(self, rows: list[dict[str, Any]], slowed: dict[str, float]) -> Seen:
         total, busy, used = (now - before for now, before in zip(clocks(), self._clocks, strict=True))
-        own = {name: [row["ms"][name] for row in self._rows] for name in OWN}
-        return Seen(own, [row["step_ms"] for row in self._rows], platform.node(), busy / max(total, 1e-9),
+        own = {name: [row["ms"][name] for row in rows] for name in OWN}
+        return Seen(own, [row["step_ms"] for row in rows], platform.node(), busy / max(total, 1e-9),
                     used / max(total, 1e-9), slowed, my_cores(), torch.get_num_threads())
 
 

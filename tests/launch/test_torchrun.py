@@ -3,8 +3,9 @@
 import psutil
 import pytest
 
-from lfhelpers.launch import LaunchError, launch, start
+from lfhelpers.launch import LaunchError, launch, start, torchrun
 from lfhelpers.recipe import recipe
+from lfhelpers.runs import create
 from tests.launch.jobs import belonging, supervisor_of, until, working
 
 JOB = recipe(device="cpu", steps=80, name="alone")
@@ -38,6 +39,17 @@ def test_it_has_no_process_above_it_but_the_supervisor_and_can_meet_itself(jobs)
     assert belonging(run) == set() and run.status["state"] == "stopped"
     failure(jobs["raises"])
     assert "met 1" in (jobs["raises"].run.path / "logs" / "rank-0.log").read_text(), "torch.distributed found its place"
+
+
+def test_a_rank_has_as_many_queues_to_its_gpu_as_there_are_unless_the_caller_says_otherwise(place, monkeypatch):
+    """With 8, as CUDA has it, the streams of a decoder wait behind a captured step."""
+    assert queues() == "32"
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert queues() == "1"
+
+
+def queues():
+    return torchrun._environment(create(JOB), 1, None, None)["CUDA_DEVICE_MAX_CONNECTIONS"]
 
 
 def test_one_that_ends_well_is_done(jobs):

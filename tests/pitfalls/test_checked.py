@@ -125,7 +125,7 @@ def test_ranks_that_leave_their_times_are_compared_without_a_summary(run):
         for step in range(1, FIRST + 2 * rank + 1):  # the second has gone on for a moment
             straggler.step({"step": step, "probe": False, "step_ms": 40.0, "ms": dict.fromkeys(OWN, 0.0) | {
                 "forward": forward}})
-        straggler._monitor.stop()
+        straggler.close()
     found = check(run)
     assert [item.pitfall for item in found] == ["late_rank"] and "rank 1 is late by 20 ms" in found[0].text
     run.write("summary.json", {"ranks": 2})

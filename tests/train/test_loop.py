@@ -1,6 +1,7 @@
 """The loop in one process: what a run leaves, and that a resumed run goes on bit for bit."""
 
 import errno
+import threading
 
 import pytest
 import torch
@@ -42,6 +43,9 @@ class Diary(Hook):
     def run_end(self, summary):
         summary["from_a_hook"] = 1
         self.points.append("end")
+
+    def close(self):
+        self.points.append("closed")
 
 
 def losses(run):
@@ -121,9 +125,17 @@ def test_resuming_other_data_or_a_finished_run_is_refused(toy_run):
 def test_hooks_are_called_at_their_points_and_see_every_row(toy_run):
     diary = Diary()
     _, summary = toy_run("steps=3", hooks=[diary])
-    assert diary.points[0] == "start" and diary.points[-1] == "end" and summary["from_a_hook"] == 1
+    assert diary.points[0] == "start" and diary.points[-2:] == ["end", "closed"] and summary["from_a_hook"] == 1
     assert [point for point in diary.points if point.startswith("row")] == ["row 1", "row 2", "row 3"]
     assert [point for point in diary.points if "grad" in point] == ["gradients 0", "gradients 1", "gradients 2"]
+
+
+def test_a_run_that_fails_closes_its_hooks_and_leaves_no_thread(toy_run):
+    diary, before = Diary(), set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        toy_run(hooks=[diary, Stop(4)])
+    assert diary.points[-1] == "closed" and "end" not in diary.points
+    assert set(threading.enumerate()) == before
 
 
 def test_two_runs_of_one_recipe_are_equal_and_another_seed_is_not(toy_run):

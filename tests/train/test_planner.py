@@ -147,3 +147,11 @@ def test_where_memory_goes_adds_up():
 
 def test_a_candidate_is_run_as_the_recipe_says():
     assert Candidate("ops", "ops", {"plan": "ops", "recompute_every": 3}).recipe(JOB).activations.recompute_every == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_plans_are_measured_as_captured_steps_too(cache):
+    """Counting what forward saves on another stream than the step's had left autograd with one that no graph takes."""
+    job = recipe("full", "workload.size=tiny", "batch.micro=8")
+    assert [point.trouble for point in planner.survey(job, EFFORT).points] == [""] * 3

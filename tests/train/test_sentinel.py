@@ -1,21 +1,25 @@
 """Memory that keeps growing is told from warm-up and noise, and its owner is named; a late rank by its own time."""
 
 import ctypes
+import itertools
 import mmap
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from lfhelpers.errors import LfError
 from lfhelpers.measure import census
 from lfhelpers.measure.growth import growth
 from lfhelpers.pitfalls.base import uncollected
 from lfhelpers.recipe import recipe
 from lfhelpers.runs import Run
+from lfhelpers.train import sentinel
 from lfhelpers.train.ranks import Ranks
 from lfhelpers.train.sentinel import KEPT, Sentinel, by_stack, reader
-from lfhelpers.train.straggler import OWN, Seen, crowded, late
+from lfhelpers.train.straggler import FIRST, OWN, Seen, Straggler, crowded, late, left
 from tests.train.toy import ALONE
 
 MIB = 2**20
@@ -61,7 +65,7 @@ def test_the_sentinel_keeps_a_bounded_number_of_samples(tmp_path):
 
 
 def test_a_library_that_loads_late_is_no_leak_though_memory_creeps_on(tmp_path):
-    """As found in ranks of 64 steps: some 3 KiB a step, and 37 MiB when the sentinel itself loads scipy."""
+    """As found in ranks of 64 steps: some 3 KiB a step, and 37 MiB when scipy was loaded on the way."""
     held = iter([3000 * step + 37 * MIB * (step > 48) for step in range(64)])
     watched = Sentinel(ALONE, read=lambda: next(held))
     watched.run_start(recipe("competent", "log.skip=0"), Run(tmp_path), None)
@@ -71,6 +75,50 @@ def test_a_library_that_loads_late_is_no_leak_though_memory_creeps_on(tmp_path):
     watched.run_end(summary)
     assert growth(watched._steps, watched._held).leaks(32 * MIB), "by its gain it would be one"
     assert summary["memory_growth"]["leaks"] is False and not list(tmp_path.iterdir())
+
+
+def test_a_flat_curve_is_looked_at_without_the_second_that_an_interval_costs(tmp_path, monkeypatch):
+    """As found: the import of scipy at the 48th step left an H200 idle for a second, sixty steps of `small`."""
+    def costly(steps, held):
+        raise AssertionError("looked closely")
+    monkeypatch.setattr(sentinel, "growth", costly)
+    watched = Sentinel(ALONE, read=lambda: MIB)
+    watched.run_start(recipe("competent", "log.skip=0"), Run(tmp_path), None)
+    for step in range(STEPS):
+        watched.step_end(step)
+    leaking = Sentinel(ALONE, read=itertools.count(0, 64 * MIB).__next__)
+    leaking.run_start(recipe("competent", "log.skip=0"), Run(tmp_path), None)
+    with pytest.raises(AssertionError, match="looked closely"):
+        for step in range(STEPS):
+            leaking.step_end(step)
+
+
+def test_a_rank_leaves_its_times_while_the_training_goes_on(tmp_path, monkeypatch):
+    """Looking at all processes and waiting for a disk takes as long as many steps."""
+    row = {"probe": False, "step_ms": 12.0, "ms": dict.fromkeys(OWN, 3.0)}
+    written = threading.Event()
+    write = Run.write
+    monkeypatch.setattr(Run, "write", lambda *args: written.wait() and write(*args))
+    watched = Straggler(Ranks(0, 2, torch.device("cpu")))
+    watched.run_start(recipe("competent", "log.skip=0"), Run(tmp_path), None)
+    for step in range(1, FIRST + 6):
+        watched.step(row | {"step": step})
+    assert not list(tmp_path.iterdir())
+    written.set()
+    watched.close()
+    [(rank, seen)] = left(Run(tmp_path))
+    assert rank == 0 and seen.step_ms == [12.0] * FIRST
+
+
+def test_times_that_cannot_be_left_end_the_run(tmp_path):
+    watched = Straggler(Ranks(0, 1, torch.device("cpu")))
+    watched._watched = True  # as on a GPU
+    watched.run_start(recipe("competent", "log.skip=0"), Run(tmp_path / "gone"), None)
+    for step in range(1, FIRST + 1):
+        watched.step({"step": step, "probe": False, "step_ms": 12.0, "ms": dict.fromkeys(OWN, 3.0)})
+    with pytest.raises(LfError, match=r"pace-rank-0\.json"):
+        watched.run_end({})
+    watched.close()
 
 
 def test_a_cpus_own_pages_grow_with_what_is_written():
