@@ -29,7 +29,8 @@ def rendered():
     with pytest.MonkeyPatch.context() as patch:
         made = functools.cache(lambda micro, place: batch(find(JOB), JOB.with_(f"batch.micro={micro}"), place,
                                                           torch.device("cpu")))
-        patch.setattr(trainer, "batch", lambda workload, job, place, device: dict(made(job.batch.micro, place)))
+        patch.setattr(trainer, "batch", lambda workload, job, place, device: {
+            name: value.to(device) for name, value in made(job.batch.micro, place).items()})
         for micro, place in ((8, 0), (8, 1), (8, 2), (4, 0), (4, 1), (4, 2)):
             made(micro, place)
         yield
