@@ -1,6 +1,6 @@
 """What freed memory wins: the largest micro-batch with and without a plan, and throughput over the micro-batch.
 
-Every probe has a process of its own, so one that doesn't fit costs nobody else anything. Blocks run eagerly here: a
+Each side has a process of its own, so what doesn't fit there costs nobody else anything. Blocks run eagerly here: a
 search over micro-batches would spend its time in compiling each of them, and from a few samples on the host is ahead of
 the GPU anyway. Both sides are treated alike: the same limit and search, and on both the text loss's logits in rows, so
 that what is won is the plan's alone.
@@ -8,8 +8,8 @@ that what is won is the plan's alone.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -86,18 +86,18 @@ def widened(scale: Scale) -> Part:
     point = choice.fastest_with_room(found, scale.widened, limit, GAIN)
     sides = {"without a plan": job, "with the plan": Candidate(point.name, point.family, point.fields).recipe(job)}
     rows, notes = [], {"plan": asdict(point), "limit_gib": limit / GIB, "survey": asdict(found)}
-    probed: dict[str, _Probes] = {}
+    rates: list[dict[int, float]] = []
     for name, side in sides.items():
-        probes = probed[name] = _Probes(side)
-        searched = batch.search(probes, limit, scale.most, small=2, large=max(4, scale.widened // 2))
+        searched, ms = isolated.call(_searched, side, limit, scale.most, 2, max(4, scale.widened // 2), timeout=900)
         if not searched.largest:
             raise LfError(f"{name} not even one probe fits: {'; '.join(each.text for each in searched.points)}.")
-        probes.keep(each.micro for each in searched.points if each.fits)
         rows += [Row(name, searched.largest, searched.largest, searched.largest, "largest micro-batch", 1)]
-        rows += [Row.of(f"{name}, micro-batch {micro}", [1e3 * micro / ms for ms in times], "samples/s")
-                 for micro, times in sorted(probes.ms.items())]
+        rows += [Row.of(f"{name}, micro-batch {micro}", [1e3 * micro / each for each in times], "samples/s")
+                 for micro, times in sorted(ms.items())]
         notes[name] = [each._asdict() for each in searched.points]
-    plain, planned = (probes.rates() for probes in probed.values())
+        print(f"widened, {name}: micro-batches up to {searched.largest} fit", flush=True)
+        rates.append({micro: 1e3 * micro / float(np.median(times)) for micro, times in ms.items()})
+    plain, planned = rates
     fastest, largest = max(plain, key=lambda micro: plain[micro]), max(planned)
     notes["chosen"] = {"without a plan": {"micro": fastest, "samples_per_s": plain[fastest]},
                        "with the plan": {"micro": largest, "samples_per_s": planned[largest]}}
@@ -122,43 +122,48 @@ def pace(scale: Scale) -> Part:
     return Part(fit.sentence(), rows, {}, {"picture": paces.picture(points, fit), "fit": fit._asdict(), "knee": knee})
 
 
+def _searched(side: Recipe, limit: float, most: int, small: int, large: int
+              ) -> tuple[batch.Found, dict[int, list[float]]]:
+    """In the side's own process: what the search found, and the milliseconds of steps that fit, by micro-batch."""
+    probes = _Probes(side)
+    found = batch.search(probes, limit, most, small, large)
+    return found, {each.micro: probes.ms[each.micro] for each in found.points if each.fits}
+
+
 class _Probes:
-    """A side's probes for batch.search: peak bytes of a step, and its milliseconds on the way."""
+    """A side's probes for batch.search: peak bytes of a step, and its milliseconds on the way.
+
+    One trainer makes them all: a model of full size takes longer to build than to be probed.
+    """
 
     def __init__(self, job: Recipe) -> None:
         self._job = job
+        self._trainer: Trainer | None = None
         self.ms: dict[int, list[float]] = {}
 
     def __call__(self, micro: int) -> float:
-        """Peak bytes. Raises batch.DoesNotFit, also where the process dies."""
-        try:
-            found = isolated.call(_probe, self._job.with_(**{"batch.micro": micro}), timeout=200)
-        except LfError as error:
-            raise batch.DoesNotFit(str(error)) from error
-        if found is None:
+        """Peak bytes. Raises batch.DoesNotFit."""
+        peak = None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            peak = self.probed(micro)
+        footprint.release()  # here, where no frame holds a step's tensors any more
+        if peak is None:
             raise batch.DoesNotFit(f"micro-batch {micro} ran out of memory")
-        self.ms[micro] = found["ms"]
-        return float(found["bytes"])
+        return peak
 
-    def keep(self, fitting: Iterable[int]) -> None:
-        """Forget the times of all other micro-batches: one above the limit ran here, and is no point to train at."""
-        self.ms = {micro: self.ms[micro] for micro in fitting}
-
-    def rates(self) -> Mapping[int, float]:
-        """Median samples/s by micro-batch."""
-        return {micro: 1e3 * micro / float(np.median(times)) for micro, times in self.ms.items()}
-
-
-def _probe(job: Recipe) -> dict[str, Any] | None:
-    try:
-        trainer = Trainer(job)
+    def probed(self, micro: int) -> float:
+        """Peak bytes of a step; its times are in `ms` then."""
+        if self._trainer is None:
+            self._trainer = Trainer(self._job.with_(**{"batch.micro": micro}))
+        trainer = self._trainer
+        trainer.resize(micro)
         trainer.run(2)
         device = trainer.ranks.device
         stands = torch.cuda.memory_allocated(device) if device.type == "cuda" else \
             sum(footprint.standing(trainer).values())
-        return {"bytes": stands + allocator.peak(lambda: trainer.run(1), device), "ms": _times(trainer, 3)}
-    except torch.OutOfMemoryError:
-        return None
+        peak = stands + allocator.peak(lambda: trainer.run(1), device)
+        self.ms[micro] = _times(trainer, 3)
+        return float(peak)
 
 
 def _paces(jobs: list[Recipe]) -> dict[int, list[float]]:

@@ -49,6 +49,10 @@ class Point:
         """Whether it ran."""
         return not self.trouble
 
+    def __str__(self) -> str:
+        measured = f"{self.ms:.3g} ms, {self.saved / GIB:.3g} GiB saved for backward, peak {self.peak / GIB:.3g} GiB"
+        return f"{self.name}: {self.trouble or measured}"
+
 
 @dataclass(frozen=True)
 class Survey:

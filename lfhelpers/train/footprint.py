@@ -5,6 +5,7 @@ Exact bytes, from one more forward than training needs; a block's time comes fro
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import asdict
 from typing import Any
@@ -112,6 +113,13 @@ def block_ms(trainer: Trainer, blocks: dict[str, nn.Module]) -> dict[str, float]
     settle()
     spent = {name: [a.elapsed_time(b) if cuda else 1e3 * (b - a) for a, b in pairs] for name, pairs in marks.items()}
     return {name: min(values, default=0.0) for name, values in spent.items()}
+
+
+def release() -> None:
+    """Free what nothing refers to any more, and give the allocator's cache back to the GPU."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def settle() -> None:

@@ -7,7 +7,6 @@ is tried alone. What is measured is written after each point, so a process that 
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 import time
@@ -80,6 +79,8 @@ def measure(job: Recipe, effort: Effort, file: Path, terminal: int) -> None:
             start = Point(candidate.name, candidate.family, candidate.fields)
             _running(Survey(profile, tuple(points)), start, file)
             points.append(_tried(job, candidate, start, profile, plain, effort))
+            if not out.isatty():
+                print(f"plan {len(points)} of {len(todo)}: {points[-1]}", file=out, flush=True)
     _write(asdict(Survey(profile, tuple(points))) | {"done": True}, file)
 
 
@@ -123,9 +124,7 @@ class _Side:
         if self.trainer is not None:
             self.trainer.close()
         self.trainer = None
-        gc.collect()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        footprint.release()
 
 
 def _profile(job: Recipe, plain: _Side) -> Profile:

@@ -78,6 +78,13 @@ class Trainer:
                 self.parts.exchange.attach(self.parts.model)
             self.step = self._made()
 
+    def resize(self, micro: int) -> None:
+        """Take random micro-batches of another size from now on; weights and the optimizer's state go on."""
+        self.job = self.job.with_(**{"batch.micro": micro})
+        with self.ordered():
+            self.pairs = endless(self.workload, self.job, self.ranks.device)
+            self.step = self._made()
+
     def run(self, steps: int, step: Stepping | None = None, pairs: Iterator[Pair] | None = None) -> torch.Tensor:
         """Make steps without waiting for the device; VALUES of the last one, until the next call.
 

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from lfhelpers.bench import memory, memory_batch
 from lfhelpers.errors import LfError
 from lfhelpers.levers import activations_choice as choice
 from lfhelpers.levers.activations_choice import Point, Survey
 from lfhelpers.levers.activations_plan import Block, Profile
+from lfhelpers.measure import isolated
 from lfhelpers.train import planner
 
 PROFILE = Profile((Block("0", 100, 10, 1.0, 0),), 0, 10.0, 1000, standing=800)
@@ -44,10 +46,11 @@ def test_the_plans_part_gives_the_checks_and_keeps_what_failed(surveyed):
 
 def test_the_widened_part_compares_the_largest_micro_batches(surveyed, monkeypatch):
     """Probes as a line: 10 bytes a sample without a plan, 2 with it, which takes a tenth longer."""
-    def probe(function, job, timeout):
-        plan = job.activations.plan != "none"
-        return {"bytes": 800 + (2 if plan else 10) * job.batch.micro, "ms": [job.batch.micro * (1.1 if plan else 1.0)]}
-    monkeypatch.setattr(memory_batch.isolated, "call", probe)
+    def probed(probes, micro):
+        plan = probes._job.activations.plan != "none"
+        probes.ms[micro] = [micro * (1.1 if plan else 1.0)]
+        return 800 + (2 if plan else 10) * micro
+    in_this_process(monkeypatch, probed)
     monkeypatch.setattr(memory_batch, "_limit", lambda *_: 1000.0)
     found = memory_batch.widened(replace(memory.CPU, most=500))
     assert found.checks == {"micro_batch_gain": 5.0, "samples_per_s_over_no_plan": pytest.approx(1 / 1.1)}
@@ -60,13 +63,13 @@ def test_both_sides_are_alike_but_for_the_plan_and_only_points_within_the_limit_
     """Without a plan 20 samples fit, and 4 are the fastest; above the limit both sides would be ten times as fast."""
     asked = []
 
-    def probe(function, job, timeout):
-        micro, plan = job.batch.micro, job.activations.plan != "none"
-        asked.append(job.activations)
+    def probed(probes, micro):
+        plan = probes._job.activations.plan != "none"
+        asked.append(probes._job.activations)
         used = 800 + (5 if plan else 9 if micro < 9 else 10) * micro  # so two probes promise 22
-        rate = 10.0 if used > 1000 else 0.9 if plan else 2.0 if micro == 4 else 1.0
-        return {"bytes": used, "ms": [micro / rate]}
-    monkeypatch.setattr(memory_batch.isolated, "call", probe)
+        probes.ms[micro] = [micro / (10.0 if used > 1000 else 0.9 if plan else 2.0 if micro == 4 else 1.0)]
+        return used
+    in_this_process(monkeypatch, probed)
     monkeypatch.setattr(memory_batch, "_limit", lambda *_: 1000.0)
     found = memory_batch.widened(replace(memory.CPU, most=500))
     assert {each.loss_rows for each in asked} == {surveyed[0].activations.loss_rows} == {memory.CPU.loss_rows}
@@ -75,6 +78,27 @@ def test_both_sides_are_alike_but_for_the_plan_and_only_points_within_the_limit_
     assert found.checks == {"micro_batch_gain": 2.0, "samples_per_s_over_no_plan": pytest.approx(0.45)}
     over = [each["micro"] for each in found.notes["without a plan"] if not each["fits"]]
     assert over and not any(row.name == f"without a plan, micro-batch {micro}" for row in found.rows for micro in over)
+
+
+def test_a_probe_without_room_is_a_point_and_the_next_one_goes_on(monkeypatch):
+    """The real trainer: batches of other sizes, one after the other, and memory that ends at seven samples."""
+    times = memory_batch._times
+
+    def full(trainer, rounds):
+        if trainer.job.batch.micro > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return times(trainer, rounds)
+    monkeypatch.setattr(memory_batch, "_times", full)
+    job = memory.CPU.job(4, *memory_batch.WIDENED, "activations.loss_rows=64")
+    found, ms = isolated.call(memory_batch._searched, job, 1e12, 12, 2, 4, timeout=250)
+    assert found.largest == 6 and set(ms) >= {2, 4, 6} and max(ms) == 6
+    bytes_of = {point.micro: point.bytes for point in found.points if point.fits}
+    assert bytes_of[2] < bytes_of[4] < bytes_of[6], "each is measured at its own size"
+
+
+def in_this_process(monkeypatch, probed):
+    monkeypatch.setattr(memory_batch.isolated, "call", lambda function, *args, timeout: function(*args))
+    monkeypatch.setattr(memory_batch._Probes, "probed", probed)
 
 
 def test_an_unknown_part_is_refused_and_a_failing_one_is_a_sentence(monkeypatch, surveyed):
